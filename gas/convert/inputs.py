@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Interpreter, Node
 from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import DeepGCNLayer
 
-from gas.convert.edge_layers import bind, make_matrix
+from gas.convert.edge_layers import make_matrix
 from gas.convert.graph_argument import GraphArgument, find_dictionaries
 from gas.convert.modes import TRAINING
 from gas.convert.parameters import (
@@ -270,27 +269,6 @@ def forget_cached(net: Module) -> None:
             object.__setattr__(layer, name, None)
 
 
-class _Recorder(Interpreter):
-    """Interpreter that runs a graph and records the value of each node."""
-
-    def __init__(self, net: Module, graph: Graph, weight: Tensor | None, weighted: Any) -> None:
-        super().__init__(net, graph=graph)
-        self._weight, self._weighted = weight, weighted
-        self.values: dict[Node, Any] = {}
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        self.values[n] = copy_value(value)
-        return value
-
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target not in self._weighted:
-            return super().call_module(target, args, kwargs)
-        layer = self.fetch_attr(target)
-        given = bind(layer, args, kwargs)
-        return layer(**{**given, "edge_weight": self._weight})
-
-
 def copy_value(value: Any) -> Any:
     """Copy values, so that they can't be changed in place."""
     if isinstance(value, Tensor):
@@ -306,29 +284,6 @@ def like_tuple(value: Any, items: Sequence[Any]) -> Any:
     """Return items in the type of a tuple or list, such as the named one of ``x.max(dim=1)``."""
     is_named = isinstance(value, tuple) and hasattr(value, "_fields")
     return type(value)(*items) if is_named else type(value)(items)
-
-
-def record(
-    net: Module,
-    graph: Graph,
-    inputs: dict[str, Any],
-    weight: Tensor | None = None,
-    weighted: Collection[str] = (),
-) -> dict[Node, Any]:
-    """Return the value of each node of a graph, in evaluation mode.
-
-    Args:
-        net: The module that was traced.
-        graph: The graph.
-        inputs: Its inputs by name.
-        weight: The weight of each edge. (default: none)
-        weighted: The names of the layers that take it. (default: none)
-    """
-    recorder = _Recorder(net, graph, weight, weighted)
-    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-    with eval_mode(net):
-        recorder.run(*[copy_value(inputs[name]) for name in names])
-    return recorder.values
 
 
 @contextlib.contextmanager

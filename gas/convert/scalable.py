@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph
 from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
@@ -32,20 +33,19 @@ from gas.convert.inputs import (
     find_inputs,
     make_graph,
     node_table_error,
-    record,
 )
 from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
-from gas.convert.known import is_close
-from gas.convert.layers import WEIGHT, LayerCall, describe_call, layers_without_weights
+from gas.convert.layers import LayerCall, describe_call, layers_without_weights
 from gas.convert.matrices import replace_products
 from gas.convert.messages import replace_sums, wrap_messages
 from gas.convert.model import Converted
-from gas.convert.modes import TRAINING
-from gas.convert.normalise import Normalise, move_normalisation, take_matrices
-from gas.convert.outputs import check_outputs, find_outputs, flatten
+from gas.convert.normalise import move_normalisation, take_matrices
+from gas.convert.outputs import check_outputs
 from gas.convert.place import Placement, history_shape, place_histories, write_graph
 from gas.convert.preparation import Preparation
 from gas.convert.prepare import move_preparation, refuse_assignments
+from gas.convert.projection import merge_projections
+from gas.convert.records import MismatchError, record_checked, record_values
 from gas.convert.rewrite import follow_changes, skip_copies
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.trace import CONSTANT, UNROLLED, Opened, is_layer, trace
@@ -175,7 +175,7 @@ def _convert_opening(
             opened = (*opened, kind)
         except NeverExactError:
             raise
-        except _MismatchError as error:
+        except MismatchError as error:
             if on_matrix or not error.may_read_values:
                 raise ValueError(str(error)) from None
             on_matrix = True
@@ -220,19 +220,19 @@ def _convert(
     if transform is not None:
         transform.fit_to(inputs.is_matrix, inputs.edges)
         graphs = [transform(each) for each in graphs]
-    given_weights = [*normalised, *weighted]
-    outputs = find_outputs(graph, expected, name)
-    records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
-    if not is_close(outputs.values(records[0]), flatten(expected)):
-        raise _MismatchError(name, transform, inputs)
+    given = [*normalised, *weighted]
+    rerun = functools.partial(record_checked, copied, graph, expected, inputs, graphs, transform)
+    outputs, records = rerun(given)
     counts = [(each.num_nodes, each.num_edges) for each in graphs]
     kinds = find_value_kinds(graph, records, counts)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
     messages = wrap_messages(copied, graph, source, kinds, records[0], counts[0][0])
-    if replace_sums(copied, graph, source, kinds, records[0]) or messages:
-        records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
+    is_replaced = replace_sums(copied, graph, source, kinds, records[0])
+    if merge_projections(copied, graph, kinds, records[0]) or is_replaced or messages:
+        weighted = layers_without_weights(copied, graph) if inputs.by_value else []
+        given = [*normalised, *weighted]
+        outputs, records = rerun(given)
         kinds = find_value_kinds(graph, records, counts)
-        outputs = find_outputs(graph, expected, name)
     check_outputs(outputs, kinds, records[0], counts[0][0], name)
     with eval_mode(copied):
         check_rows(copied, graph, kinds, records, counts[0])
@@ -247,7 +247,7 @@ def _convert(
             test.call.form = test.find_form()
     return _make_model(
         copied, data, records[0], options,
-        Conversion(net, inputs, graph, kinds, calls, given_weights, prepared or transform,
+        Conversion(net, inputs, graph, kinds, calls, given, prepared or transform,
             outputs, opened=opened, added=matrices | added | messages,
         ),
     )  # fmt: skip
@@ -259,7 +259,7 @@ def _move_preparation(
     """Move what a traced graph computes of a list of edges alone to a transform."""
     prepared = None
     if inputs.edges == "edge_index" and not inputs.by_value:
-        records = _record_values(net, graph, inputs, graphs, (), None, type(net).__name__)
+        records = record_values(net, graph, inputs, graphs, (), None)
         prepared = move_preparation(graph, inputs.edges, records, graphs)
     refuse_assignments(graph)
     return prepared
@@ -329,44 +329,6 @@ def _make_model(
         },
     )
     return Converted(layers, written, int(data.num_nodes or 0), widths, drawing, options, made)
-
-
-def _record_values(
-    net: Module,
-    graph: Graph,
-    inputs: Inputs,
-    graphs: Sequence[Data],
-    weighted: Sequence[str],
-    transform: Normalise | None,
-    name: str,
-) -> list[dict[Node, Any]]:
-    """Record the values of the traced graph's nodes on each of the small graphs."""
-    try:
-        return [
-            record(
-                net, graph, {**inputs.arguments(each), TRAINING: False}, each.get(WEIGHT), weighted
-            )
-            for each in graphs
-        ]
-    except Exception as error:
-        how = f" after {transform}, which attributes of edges don't follow" if transform else ""
-        raise ValueError(
-            f"{name} can't be run on a small graph{how}: {type(error).__name__}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
-
-
-class _MismatchError(ValueError):
-    """Error of a module whose result changes when it is run again, normalised, or on a list."""
-
-    def __init__(self, name: str, transform: Normalise | None, inputs: Inputs) -> None:
-        self.may_read_values = inputs.by_value and inputs.layout == "csr"
-        how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
-        text = f"with {how}, because its layers take different graphs: use layers that all take "
-        if transform is None and not inputs.by_value:
-            text = "when it is run again: it mustn't be random in evaluation, nor change views of "
-        end = "tensors in place" if text.endswith("of ") else "the same one"
-        super().__init__(f"{name} returns other values {text}{end}")
 
 
 def _describe_layers(
