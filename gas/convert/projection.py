@@ -20,7 +20,9 @@ PRODUCT_FUNCTIONS = (operator.matmul, torch.matmul, torch.mm)
 PRODUCT_METHODS = ("matmul", "mm")
 
 
-def merge_projections(net: Module, graph: Graph, kinds: Mapping[Node, str], record: Values) -> bool:
+def merge_projections(
+    net: Module, graph: Graph, kinds: dict[Node, str], record: dict[Node, Any]
+) -> bool:
     """Merge linear layers into the products that sum up their rows, ``adj_t @ lin(x)``.
 
     The histories are then those of ``x``, as for the layers of PyG, and the linear layer is
