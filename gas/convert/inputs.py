@@ -231,6 +231,21 @@ def node_table_error(net: Module, data: Data, error: ValueError) -> ValueError |
             "data.node_id = torch.arange(data.num_nodes), and give layers embedding(node_id), or "
             f"table[node_id], instead of all rows, or of None. Now, {error}"
         )
+    for prefix, module in net.named_modules():
+        for name, value in {**vars(module), **module._buffers}.items():
+            sizes = value.sizes if hasattr(value, "sparse_sizes") else None
+            shape: Any = getattr(value, "shape", ()) if sizes is None else sizes()
+            if len(shape) == 0 or shape[0] != data.num_nodes or isinstance(value, Module):
+                continue
+            cure = f"set data.{name} to it, and take '{name}' as an argument of forward"
+            if len(shape) > 1 and shape[1] == data.num_nodes:
+                cure = (
+                    "set data.adj_t to it instead of data.edge_index, and take 'adj_t' in forward"
+                )
+            return ValueError(
+                f"'{f'{prefix}.{name}'.lstrip('.')}' keeps rows of all nodes of a graph, and a "
+                f"mini-batch has some of the nodes: {cure}. Now, {error}"
+            )
     return None
 
 
