@@ -231,6 +231,8 @@ def node_table_error(net: Module, data: Data, error: ValueError) -> ValueError |
             "data.node_id = torch.arange(data.num_nodes), and give layers embedding(node_id), or "
             f"table[node_id], instead of all rows, or of None. Now, {error}"
         )
+    if error.__cause__ is None:  # It failed for a known reason, not in a run.
+        return None
     for prefix, module in net.named_modules():
         for name, value in {**vars(module), **module._buffers}.items():
             sizes = value.sizes if hasattr(value, "sparse_sizes") else None
