@@ -38,6 +38,7 @@ __all__ = [
     "fuse",
     "get_data",
     "load",
+    "load_run",
     "metis",
     "models",
     "open_graph",

@@ -117,8 +117,12 @@ _MODULES = {
 }
 
 
+# Names whose rooms are imported when they are first used.
+_LATE = {"gas.load_run": "gas.cli.load_run"}
+
+
 def redirect_moved_names() -> None:
-    """Make every old name importable, without importing anything new."""
+    """Make every old name importable, and those of the command, without importing anything new."""
     for name in _MODULES:
         module = sys.modules[name] = ModuleType(name, f"Moved to ``{_MODULES[name]}``.")
         parent, _, child = name.rpartition(".")
@@ -132,6 +136,9 @@ def _getter(module: str) -> Callable[[str], Any]:
 
     def get(name: str) -> Any:
         old = f"{module}.{name}"
+        if old in _LATE:
+            place, _, attribute = _LATE[old].rpartition(".")
+            return getattr(importlib.import_module(place), attribute)
         new = _NAMES.get(old)
         if new is None and module in _MODULES and not name.startswith("__"):
             new = f"{_MODULES[module]}.{name}"

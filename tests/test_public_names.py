@@ -12,12 +12,12 @@ from gas import _moved
 NAMES = {
     "gas": """EvalSubgraphLoader History MHAug PartitionReport PrefetchLoader ScalableGNN
         SubData SubgraphLoader LinkLoader PartSampler augment cluster distribute drop_edges
-        evaluate fit fuse get_data load metis models open_graph partition_report permute plan
-        predictions quantize save to_scalable train_epoch verify __version__""",
+        evaluate fit fuse get_data load load_run metis models open_graph partition_report permute
+        plan predictions quantize save to_scalable train_epoch verify __version__""",
     "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Statistics Views
         entropy mh_aug_loss""",
-    "gas.cli": """Checkpoints EventWriter Experiment MODELS Settings machine metrics peak_rss_bytes
-        reset_peak_rss summary write_results""",
+    "gas.cli": """Checkpoints EventWriter Experiment MODELS SavedRun Settings load_run machine main
+        metrics peak_rss_bytes reset_peak_rss summary train write_results""",
     "gas.datasets": """FolderStore dataset_key dataset_names gen_masks get_data import_graph
         index2mask open_mapped write_planted_partition""",
     "gas.history": """Codec DiskStore Encoded History MemoryStore Pull Store TableStore

@@ -87,6 +87,8 @@ def write_results(
         "metric": experiment.metric,
         "split": experiment.data.get("split", "given"),
         "kept_run": number,
+        "kept_split": runs[number].split,
+        "classes": experiment.data.get("classes"),
         **about,
         "machine": machine(),
     }
