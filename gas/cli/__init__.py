@@ -6,7 +6,6 @@ from gas.cli.command import main as train
 from gas.cli.commands import main
 from gas.cli.experiment import Experiment
 from gas.cli.report import (
-    EventWriter,
     machine,
     metrics,
     peak_rss_bytes,
@@ -19,7 +18,6 @@ from gas.cli.settings import Settings
 
 __all__ = [
     "Checkpoints",
-    "EventWriter",
     "Experiment",
     "MODELS",
     "SavedRun",

@@ -26,9 +26,9 @@ from gas.cli.options import (
     parse_args,
     remove_checkpoints,
 )
-from gas.cli.report import EventWriter, metrics
+from gas.cli.report import metrics, open_events
 from gas.native import report_progress
-from gas.training import Run
+from gas.training import MetricLogger, Run
 
 
 def main(
@@ -115,7 +115,7 @@ class Training:
         self._runs: list[Run] = []
         self._spare: list[Run] = []  # The first that diverged behind an epoch worth keeping.
         self._run = Run()
-        self._events: EventWriter | None = None
+        self._events: Any = None
 
     def run(self) -> list[Run]:
         """Train, and return the finished runs, or else the first with a finished epoch."""
@@ -137,7 +137,7 @@ class Training:
                 bar.set_postfix_str(lines.note)
                 bar.update(lines.done - bar.n)
                 if self._events is not None:
-                    self._events.write(run)
+                    MetricLogger(self._events).on_epoch_end(run)
 
             try:
                 for number in range(args.runs):
@@ -151,7 +151,7 @@ class Training:
         args, run = self.args, Run()
         self._run = run
         if args.tensorboard:
-            self._events = EventWriter(args.out / f"events/run{number}")
+            self._events = open_events(args.out / f"events/run{number}")
         saved = make_checkpoints(args, number)
         if saved is not None and saved.resumes:
             print(f"Run {number + 1} goes on from {saved.folder}", file=sys.stderr)

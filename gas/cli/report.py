@@ -154,22 +154,14 @@ def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accur
     plt.close(figure)
 
 
-class EventWriter:
-    """Writer of TensorBoard events: one step per epoch, and one folder per run."""
+def open_events(folder: Path) -> Any:
+    """Open a folder for TensorBoard's events, as a ``SummaryWriter``.
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError("--tensorboard needs the package: pip install tensorboard") from error
-        self._writer = SummaryWriter(str(folder))
-
-    def write(self, run: Run) -> None:
-        """Add the last epoch of a run."""
-        step = len(run.loss)
-        for name in PER_EPOCH:
-            self._writer.add_scalar(name, getattr(run, name)[-1], step)
-
-    def close(self) -> None:
-        """Write buffered events."""
-        self._writer.close()
+    Raises:
+        ImportError: If tensorboard is missing.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("--tensorboard needs the package: pip install tensorboard") from error
+    return SummaryWriter(str(folder))

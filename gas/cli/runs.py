@@ -191,8 +191,8 @@ def load_run(folder: str | Path) -> SavedRun:
 
 def _select_ids(columns: dict[str, Any], ids: Sequence[Any]) -> dict[str, Any]:
     """Return the rows of some nodes, in the order of their ids."""
-    known = np.asarray(columns["node"]).astype(str)
-    row_of = {name: row for row, name in enumerate(known.tolist())}
+    known = np.asarray(columns["node"]).astype(str).tolist()
+    row_of = {name: row for row, name in enumerate(known)}
     missing = [each for each in ids if str(each) not in row_of]
     if missing:
         raise ValueError(

@@ -19,7 +19,9 @@ from gas.training.metrics import known_target_mask, metric_of
 if TYPE_CHECKING:
     from gas.training.measure import MemoryAccount
 
-PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "drift", "seconds", "moved_bytes")
+PER_EPOCH = (
+    "loss", "train_acc", "val_acc", "test_acc", "age", "drift", "seconds", "moved_bytes", "lr",
+)  # fmt: skip
 # A loss has risen if it is 1.3 times the lowest, and above it by a tenth of the first epoch's loss:
 # a loss near zero varies by more than 30 % in any training. From a drift of .2 on, rows move far.
 RISEN, SMALL, FAR = 1.3, 0.1, 0.2
@@ -54,6 +56,8 @@ class Run:
     without a chain. ``best`` and ``memory`` are optional.
     ``peak_rss_bytes`` is the peak of resident memory; ``peak_own_bytes`` and ``peak_mapped_bytes``
     are sampled peaks of its two kinds; see :class:`gas.native.memory.PeakMemory`.
+    ``lr`` is the learning rate of the first group of parameters. ``metrics`` has the curves of
+    further scores, by names such as ``"val_f1"``.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -72,6 +76,8 @@ class Run:
     peak_mapped_bytes: float = 0
     split: int = 0  # The split of the masks.
     drift: list[float] = field(default_factory=list)
+    lr: list[float] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of epochs that have ended."""
@@ -82,6 +88,8 @@ class Run:
         epochs = len(self)
         for name in PER_EPOCH:
             del getattr(self, name)[epochs:]
+        for curve in self.metrics.values():
+            del curve[epochs:]
         if (
             self.best is not None and self.best.epoch != self.best_epoch
         ):  # The best epoch wasn't kept.
