@@ -36,7 +36,8 @@ NAMES = {
         gaussian_mixture linear relations spmm""",
     "gas.scalable": "ScalableGNN",
     "gas.training": """Callback Candidate FullBatch MetricLogger METRICS Plan Run
-        activation_bytes compute_hits compute_micro_f1 compute_mrr compute_r2 compute_roc_auc evaluate fit limit_freed_memory
+        activation_bytes compute_hits compute_micro_f1 compute_mrr compute_r2 compute_roc_auc
+        evaluate fit limit_freed_memory
         link_loss loss_of mean_age metric_of plan plan_micro_batches predictions rank_links
         run_epochs score share_cores split_mask train_epoch""",
 }
