@@ -118,8 +118,11 @@ class BatchCutter:
         return self._cut_nodes(nodes)
 
     def around(self, nodes: Tensor) -> SubData:
-        """Return what :meth:`cut_nodes` does; a former name of it, for one release."""
-        warn("loader.around is now loader.cut_nodes", DeprecationWarning)
+        """Return what :meth:`cut_nodes` does; a former name of it, until version 0.3."""
+        warn(
+            "loader.around is now loader.cut_nodes; the old name works until version 0.3",
+            DeprecationWarning,
+        )
         return self.cut_nodes(nodes)
 
     def _cut_nodes(self, nodes: Tensor) -> SubData:
