@@ -75,7 +75,7 @@ $(VENV)/installed: constraints.txt pyproject.toml setup.py CMakeLists.txt $(SOUR
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch & torch=$$!; \
 	    $(BIN)/python -m pip install --quiet --no-deps -e . || { wait $$torch; exit 1; }; \
 	    wait $$torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt 'gas[examples]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt 'gas-gnn[examples]'
 	touch $@
 
 $(VENV)/tools: $(VENV)/installed
