@@ -15,7 +15,7 @@ from conftest import ROOT, random_graph
 
 import gas
 
-PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "benchmarks/README.md"]
 PAGES += sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
 SHELL = ("", "bash", "sh", "console")
 OTHERS = ("text", "diff", "yaml")  # Not executable.
