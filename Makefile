@@ -83,4 +83,4 @@ $(VENV)/tools: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build gas/*.so
+	rm -rf $(VENV) build dist wheelhouse *.egg-info gas/*.so

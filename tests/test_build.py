@@ -133,6 +133,16 @@ def test_workflows_run_what_is_there(workflow):
         assert {needs} <= jobs.keys() if isinstance(needs, str) else set(needs) <= jobs.keys()
 
 
+def test_the_oldest_versions_are_tried():
+    job = (ROOT / ".github/workflows/wheels.yml").read_text().partition("  oldest:")[2]
+    required = dict(
+        each.split(">=") for each in PYPROJECT["project"]["dependencies"] if ">=" in each
+    )
+    for name in ("torch", "torch-geometric"):
+        assert f'"{name}=={required[name]}.*"' in job
+    assert f'python-version: "{PYPROJECT["project"]["requires-python"].removeprefix(">=")}"' in job
+
+
 def make_wheel(
     folder, name="gas_gnn-1.5-cp311-cp311-linux_x86_64.whl", size=0, without=(), also=()
 ):
