@@ -42,7 +42,6 @@ UNREACHED = [
     ("nn/conv.py", "raise NotImplementedError", "of a method that subclasses write"),
     ("scalable/call.py", "raise NotImplementedError", "of a method that subclasses write"),
     ("graph/layout.py", 'raise NotImplementedError(f"adjacencies', "no caller makes one"),
-    ("loader/cutter.py", "warn('loader.around", "of a name that goes away in version 0.3"),
     ("scalable/former.py", "warn(f'ScalableGNN", "of names that go away in version 0.3"),
     ("convert/model.py", "raise AssertionError", "a stage of inference pushes nothing itself"),
     ("convert/check.py", "raise AssertionError", "stands for histories where none are read"),
