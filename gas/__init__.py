@@ -15,7 +15,7 @@ from gas.training import evaluate, fit, plan, predictions, train_epoch
 
 redirect_moved_names()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "EvalSubgraphLoader",

@@ -1,6 +1,6 @@
 """Old names of public functions, classes and modules: each use warns and names the new one.
 
-A name stays in these tables for one release.
+A name stays in these tables until version 0.3.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _getter(module: str) -> Callable[[str], Any]:
         place, _, attribute = new.rpartition(".")
         found = getattr(importlib.import_module(place), attribute)
         warn(
-            f"{old} is now {new}; the old name works until the next release",
+            f"{old} is now {new}; the old name works until version 0.3",
             DeprecationWarning,
             stacklevel=2,
         )

@@ -17,7 +17,7 @@ from conftest import ROOT, random_graph
 import gas
 from gas.cli import commands
 
-PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "benchmarks/README.md"]
 PAGES += sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
 SHELL = ("", "bash", "sh", "console")
 OTHERS = ("text", "diff", "yaml")  # Not executable.
