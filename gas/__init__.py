@@ -47,6 +47,7 @@ __all__ = [
     "plan",
     "predictions",
     "quantize",
+    "report",
     "save",
     "to_scalable",
     "train_epoch",

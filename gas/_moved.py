@@ -118,7 +118,7 @@ _MODULES = {
 
 
 # Names whose rooms are imported when they are first used.
-_LATE = {"gas.load_run": "gas.cli.load_run"}
+_LATE = {"gas.load_run": "gas.cli.load_run", "gas.report": "gas.cli.html.report"}
 
 
 def redirect_moved_names() -> None:

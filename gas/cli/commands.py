@@ -12,7 +12,7 @@ from typing import IO, Any, Literal
 from torch_geometric.utils import degree
 
 import gas
-from gas.cli import command
+from gas.cli import command, html
 from gas.cli.choices import MODELS
 from gas.cli.doctor import examine, print_findings
 from gas.cli.runs import load_run
@@ -180,6 +180,17 @@ def verify(run: Path, /) -> None:
         sys.exit(1)
 
 
+def report(run: Path, other: Path | None = None, /, out: Path | None = None) -> None:
+    """Write an HTML report of a run, or of two side by side.
+
+    Args:
+        run: The folder of the run.
+        other: The folder of a second run.
+        out: The file to write. Without it, report.html in the folder of the run.
+    """
+    print(html.report(run, other, out=out))
+
+
 def doctor() -> None:
     """Describe the installation and the machine, with what to do about each problem."""
     if print_findings(examine()):
@@ -193,6 +204,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "plan": plan,
     "predict": predict,
     "verify": verify,
+    "report": report,
     "doctor": doctor,
 }
 

@@ -22,7 +22,7 @@ except ImportError:  # Windows.
     resource = None  # type: ignore[assignment]
 
 
-PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds")
+PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "drift")
 
 
 def reset_peak_rss() -> None:
@@ -106,7 +106,13 @@ def metrics(runs: Sequence[Run]) -> dict[str, Any]:
         "best_epoch": summary([run.best_epoch + 1 for run in runs]),
         "final_loss": summary([run.loss[-1] for run in runs]),
         "epochs": [
-            {key: [_finite_or_none(value) for value in getattr(run, key)] for key in PER_EPOCH}
+            {
+                **{
+                    key: [_finite_or_none(value) for value in getattr(run, key)]
+                    for key in PER_EPOCH
+                },
+                "layer_age": run.layer_age,
+            }
             for run in runs
         ],
         "chain": {key: summary([chain[key] for chain in chains]) for key in (chains or [{}])[0]},

@@ -181,10 +181,11 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_metrics(metrics: Mapping[str, Callable[..., Any]]) -> None:
-    """Refuse metrics that aren't functions by name."""
+    """Refuse metrics that aren't functions by name; ``"acc"`` is the name of the score."""
     for name, function in metrics.items():
-        if not isinstance(name, str) or not callable(function):
+        if name == "acc" or not isinstance(name, str) or not callable(function):
             raise ValueError(
                 f"'metrics' has {name!r}: {function!r}, expected functions of outputs and targets "
-                "by name, such as {'f1': torchmetrics.F1Score('multiclass', num_classes=3)}"
+                "by name, such as {'f1': torchmetrics.F1Score('multiclass', num_classes=3)}; 'acc' "
+                "is the score of 'metric'"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -30,7 +31,7 @@ from gas.training.record import (
     check_converged,
     find_nonfinite_tensor,
     is_usable,
-    mean_age,
+    layer_ages,
     warn_if_unstable,
 )
 
@@ -373,7 +374,8 @@ def _run_epoch(
     run.seconds.append(time.perf_counter() - start)
     run.moved_bytes.append(moved_bytes(model) - moved)
     progress.reset()
-    run.age.append(mean_age(model))
+    run.layer_age.append(layer_ages(model))
+    run.age.append(statistics.fmean(run.layer_age[-1] or [0.0]))
     run.drift.append(progress.drift)
 
 

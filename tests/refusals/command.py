@@ -48,7 +48,14 @@ def other_features(t):
     return path
 
 
+def without_jinja2(t):
+    t.patch.setattr("importlib.util.find_spec", lambda name: None)
+    return gas.report("runs")
+
+
 CASES = {
+    "a report, without jinja2": without_jinja2,
+    "a report of no epoch": lambda t: gas.report(gas.training.Run()),
     "a folder without a run": lambda t: run(t, "verify", "nowhere"),
     "a run of --hetero": lambda t: gas.load_run(trained(t, model="sage, typed")),
     "a run of an older version": lambda t: gas.load_run(trained(t, graph=None)),
