@@ -11,7 +11,7 @@ from gas.history import History, quantize
 from gas.loader import EvalSubgraphLoader, LinkLoader, PartSampler, SubData, SubgraphLoader
 from gas.nn import fuse
 from gas.scalable import PrefetchLoader, ScalableGNN, distribute, verify
-from gas.training import evaluate, fit, plan, predictions, train_epoch
+from gas.training import evaluate, fit, plan, predictions, profile, train_epoch
 
 redirect_moved_names()
 
@@ -46,6 +46,7 @@ __all__ = [
     "permute",
     "plan",
     "predictions",
+    "profile",
     "quantize",
     "report",
     "save",

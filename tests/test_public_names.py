@@ -13,7 +13,7 @@ NAMES = {
     "gas": """EvalSubgraphLoader History MHAug PartitionReport PrefetchLoader ScalableGNN
         SubData SubgraphLoader LinkLoader PartSampler augment cluster distribute drop_edges
         evaluate fit fuse get_data load load_run metis models open_graph partition_report permute
-        plan predictions quantize save to_scalable train_epoch verify __version__""",
+        plan predictions profile quantize report save to_scalable train_epoch verify __version__""",
     "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Statistics Views
         entropy mh_aug_loss""",
     "gas.cli": """Checkpoints Experiment MODELS SavedRun Settings load_run machine main
@@ -35,7 +35,8 @@ NAMES = {
         GraphConv Linear SAGEConv SimpleConv dropout edge_conv fuse gat_attention gatv2_attention
         gaussian_mixture linear relations spmm""",
     "gas.scalable": "ScalableGNN",
-    "gas.training": """Callback Candidate FullBatch MetricLogger METRICS Plan Run
+    "gas.training": """Callback Candidate FullBatch MetricLogger METRICS Plan
+        Profile Run
         activation_bytes compute_hits compute_micro_f1 compute_mrr compute_r2 compute_roc_auc
         evaluate fit limit_freed_memory
         link_loss loss_of mean_age metric_of plan plan_micro_batches predictions rank_links

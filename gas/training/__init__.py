@@ -33,6 +33,7 @@ from gas.training.metrics import (
     split_mask,
 )
 from gas.training.planner import Plan, plan, plan_micro_batches
+from gas.training.profile import Profile, profile
 from gas.training.record import Progress, Run, divergence_error, find_nonfinite_tensor, mean_age
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "MetricLogger",
     "Plan",
     "Predictions",
+    "Profile",
     "Progress",
     "Run",
     "Shape",
@@ -76,6 +78,7 @@ __all__ = [
     "plan_micro_batches",
     "prediction_columns",
     "predictions",
+    "profile",
     "rank_links",
     "run_epochs",
     "score",
