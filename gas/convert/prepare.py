@@ -14,11 +14,11 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
-from gas.convert.edge_dropout import AFTER_DROP, SCALED, check_scale
+from gas.convert.edge_dropout import AFTER_DROP, DROP, SCALED, check_scale
 from gas.convert.edge_values import EdgeValues, has_rows
 from gas.convert.kinds import Values, function_name
 from gas.convert.known import assign, is_close
-from gas.convert.preparation import PREPARED, Preparation
+from gas.convert.preparation import PREPARED, Preparation, join_lists
 from gas.convert.rewrite import erase_unused, exchange
 
 
@@ -28,19 +28,34 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 
 class _Extractor:
-    """Moves what a traced graph computes of edges alone into a transform."""
+    """Moves what a traced graph computes of edges alone into a transform.
 
-    def __init__(self, finder: EdgeValues) -> None:
+    Args:
+        finder: The values that follow from the edges.
+        joins: Whether layers may take different lists of edges, which the transform joins.
+    """
+
+    def __init__(self, finder: EdgeValues, joins: bool) -> None:
         self._finder = finder
-        self._values: dict[Node, Any] = {node: finder.records[0][node] for node in finder.inside}
-        self._made: list[Node] = []  # The attributes.
-        self._checks: list[tuple[Node, int | str | None]] = []
-        self._edges = self._find_edges()
+        self._values: dict[Node, Any] = {
+            node: finder.records[0][node] for node in (*finder.inputs, *finder.inside)
+        }
+        self._made: dict[Node, int | None] = {}  # The attributes, and the list of their rows.
+        self._checks: list[tuple[Node, int | None, int | str | None]] = []
+        self._lists = self._find_lists(joins)
+        self._masks = self._name_masks()
+        self._selected: dict[Node, Node] = {}  # Edges and attributes of one of the lists.
+        self._read = list(finder.read)
+        if self._masks[0]:  # The attributes of the edges as they are.
+            self._read += [node for node in finder.inputs if self._is_read(node)]
+        for node in self._read:
+            self._check_place(node)
+            if self._reduces_left(node):
+                check_scale(node, self._values[node], self._edges(0), finder.counts[0][0])
 
-    def _find_edges(self) -> Node:
-        """Find the edges that the values that are read belong to."""
+    def _find_lists(self, joins: bool) -> list[Node]:
+        """Find the different lists of edges that the values that are read belong to."""
         finder = self._finder
-        original = finder.records[0][finder.edges]
         candidates = [
             node for node in finder.inside
             if isinstance(value := self._values[node], Tensor) and not value.is_floating_point()
@@ -48,42 +63,82 @@ class _Extractor:
         ]  # fmt: skip
         chosen: list[Node] = []
         for node in finder.read:
-            value = self._values[node]
-            if not isinstance(value, Tensor) or value.dtype != torch.long:
-                continue
-            for edges in [*candidates, finder.edges]:
-                whole: Any = self._values.get(edges, original)
-                parts = (whole, whole[0], whole[1])
-                if any(_are_equal(value, part) for part in parts):
-                    chosen.append(edges)
-                    break
+            found = (each for each in (*candidates, finder.edges) if self._is_part(node, each))
+            chosen += list(found)[:1]
         kept = [node for node in finder.found if node not in finder.moved]
         uses_original = any(
             user not in finder.found for node in kept for user in node.users
-            if node is finder.edges or node.op != "placeholder"
+            if joins or node is finder.edges or node.op != "placeholder"
         )  # fmt: skip
         if uses_original or not chosen:
             chosen.append(finder.edges)
-        wholes: list[Any] = [self._values.get(edges, original) for edges in chosen]
-        if any(not _are_equal(wholes[0], other) for other in wholes[1:]):
+        lists: list[Node] = []
+        for node in chosen:
+            if not any(_are_equal(self._values[node], self._values[each]) for each in lists):
+                lists.append(node)
+        original = self._values[finder.edges]
+        lists.sort(key=lambda node: not _are_equal(self._values[node], original))
+        if len(lists) > 1 and (not joins or any(DROP in node.meta for node in finder.graph.nodes)):
             raise ValueError(
-                "layers take different graphs, some the edges as they are, and some those of "
-                f"'{chosen[0].name}': use layers that all take the same ones"
+                "edges are dropped, and layers take different ones, some the edges as they are, "
+                f"and some those of '{lists[1].name}': use layers that all take the same ones"
             )
-        for node in finder.read:
-            self._check_place(node, wholes[0])
-            if self._reduces_left(node):
-                check_scale(node, self._values[node], wholes[0], finder.counts[0][0])
-        return chosen[0]
+        return lists
 
-    def _check_place(self, node: Node, edges: Any) -> None:
-        """Refuse a value that can't be an attribute of the graph."""
+    def _is_part(self, node: Node, edges: Node) -> bool:
+        """Return whether a value is a list of edges, or one of its ends."""
+        value, whole = self._values[node], self._values[edges]
+        is_long = isinstance(value, Tensor) and value.dtype == torch.long
+        return is_long and any(_are_equal(value, part) for part in (whole, whole[0], whole[1]))
+
+    def _name_masks(self) -> list[str]:
+        """Return the names of the masks that select each list; "" for one that has all edges."""
+        finder, names = self._finder, [""] * len(self._lists)
+        for record, (num_nodes, _) in zip(finder.records, finder.counts, strict=True):
+            edges, places = join_lists([record[node] for node in self._lists], num_nodes or 0)
+            for position, place in enumerate(places):
+                if place is not None and place.numel() < edges.size(1):
+                    names[position] = f"{PREPARED}edge_list_{position}"
+        return names
+
+    def _is_read(self, node: Node) -> bool:
+        users = [user for user in node.users if user not in self._finder.moved]
+        return node is not self._finder.edges and bool(users)
+
+    def _edges(self, position: int) -> Tensor:
+        """Return a list of edges on the first small graph."""
+        edges: Tensor = self._values[self._lists[position]]
+        return edges
+
+    def _find_list(self, node: Node) -> int | None:
+        """Find the list of edges that a value has a row for each of; ``None`` if there is none."""
         value = self._values[node]
-        if isinstance(value, int) and value == edges.size(1):
-            return
-        is_ends = any(_are_equal(value, part) for part in (edges, edges[0], edges[1]))
-        sizes = (edges.size(1), self._finder.counts[0][0])
-        if not is_ends and not any(has_rows(value, size) for size in sizes):
+        found = [
+            position for position, edges in enumerate(self._lists)
+            if self._is_part(node, edges) or self._as_column(value, self._edges(position))
+        ] or [
+            position for position in range(len(self._lists))
+            if has_rows(value, size := self._edges(position).size(1))
+            or (isinstance(value, int) and value == size)
+        ]  # fmt: skip
+        if len(found) < 2:
+            return found[0] if found else None
+        # Several have as many edges: it is computed of one of them.
+        before, left = {node}, [node]
+        while left:
+            new = [each for each in left.pop().all_input_nodes if each not in before]
+            before.update(new)
+            left += new
+        order = [each for each in self._finder.inside if each in before]
+        return max(found, key=lambda position: max(
+            (index for index, each in enumerate(order)
+             if self._is_part(each, self._lists[position])), default=-1
+        ))  # fmt: skip
+
+    def _check_place(self, node: Node) -> None:
+        """Refuse a value that can't be an attribute of the graph."""
+        is_of_nodes = has_rows(self._values[node], self._finder.counts[0][0])
+        if not is_of_nodes and self._find_list(node) is None:
             raise ValueError(
                 f"'{node.name}' ({function_name(node)}) is computed of the edges, and isn't a row "
                 "for each node or edge: compute it before, and give it as an attribute"
@@ -92,11 +147,14 @@ class _Extractor:
     def run(self) -> Preparation:
         """Change the graph, and return the transform."""
         finder = self._finder
-        replaced: dict[Node, Any] = {node: self._replace(node) for node in finder.read}
+        readers = {node for node in finder.graph.nodes if node not in finder.moved}
+        replaced: dict[Node, Any] = {node: self._replace(node) for node in self._read}
         replaced |= {node: self._values[node] for node in finder.moved if finder.is_plain(node)}
+        if self._masks[0]:
+            replaced[finder.edges] = self._select(finder.edges, 0)
         function = self._write()
         for node, other in replaced.items():
-            exchange(node, other, lambda user: user not in finder.moved)
+            exchange(node, other, readers.__contains__)
         names = [str(node.target) for node in finder.inputs if node is not finder.edges]
         for node in reversed(finder.inside):
             if node in finder.moved:
@@ -108,53 +166,76 @@ class _Extractor:
                 finder.graph.erase_node(node)
         called = dict.fromkeys(map(function_name, finder.inside))
         described = ", ".join(list(called)[:4]) + (", ..." if len(called) > 4 else "")
-        marks = [] if self._made else [f"{PREPARED}edge_0"]
-        for name in marks:
-            self._placeholder(name)
-        names_made = [*map(self._name, self._made), *marks]
+        if not self._made and not any(self._masks):  # A graph that isn't prepared lacks it.
+            self._masks[0] = f"{PREPARED}edge_0"
+            self._placeholder(self._masks[0])
+        made = {self._name(node): position for node, position in self._made.items()}
         tag = hashlib.sha1(function.code.encode(), usedforsecurity=False).hexdigest()[:6]
-        own = {name: name.replace(PREPARED, f"{PREPARED}{tag}_") for name in names_made}
+        own = {name: name.replace(PREPARED, f"{PREPARED}{tag}_") for name in (*made, *self._masks)}
         for node in finder.graph.nodes:
             if node.op == "placeholder" and node.target in own:
                 node.target = own[node.target]
-        checks = [own.get(str(where), where) for _, where in self._checks]
-        keeps_loops = AFTER_DROP in self._edges.meta
-        return Preparation(function, names, list(own.values()), checks, described, keeps_loops)
+        return Preparation(
+            function,
+            names,
+            [own[name] for name in self._masks],
+            {own[name]: position for name, position in made.items()},
+            [(position, own.get(str(where), where)) for _, position, where in self._checks],
+            described,
+            AFTER_DROP in self._lists[0].meta,
+        )
 
     def _replace(self, node: Node) -> Node:
         """Return the node that gives the value to the rest of the graph."""
-        finder, graph = self._finder, self._finder.graph
-        value = self._values[node]
-        edges: Any = self._values.get(self._edges, finder.records[0][finder.edges])
-        for part, position in ((edges, None), (edges[0], 0), (edges[1], 1)):
-            if _are_equal(value, part):
-                self._checks.append((node, position))
-                if position is None:
-                    return finder.edges
+        graph, value, position = self._finder.graph, self._values[node], self._find_list(node)
+        if position is not None:
+            edges, source = self._edges(position), self._finder.edges
+            for part, end in ((edges, None), (edges[0], 0), (edges[1], 1)):
+                if _are_equal(value, part):
+                    self._checks.append((node, position, end))
+                    source = self._select(source, position)
+                    if end is None:
+                        return source
+                    with graph.inserting_before(node):
+                        return graph.call_function(operator.getitem, (source, end))
+            if (column := self._as_column(value, edges)) is not None:
+                end, shape = column
+                self._checks.append((node, position, end))
+                source = self._select(source, position)
                 with graph.inserting_before(node):
-                    return graph.call_function(operator.getitem, (finder.edges, position))
-        if (column := self._as_column(value, edges)) is not None:
-            position, shape = column
-            self._checks.append((node, position))
-            with graph.inserting_before(node):
-                end = graph.call_function(operator.getitem, (finder.edges, position))
-                made = graph.call_method("view", (end, -1, *[1] * len(shape)))
-                return graph.call_method("expand", (made, -1, *shape))
-        if isinstance(value, int) and value == edges.size(1):
-            with graph.inserting_before(node):
-                return graph.call_method("size", (finder.edges, 1))
-        for other in self._made:
-            if _are_equal(self._values[other], value):
-                self._checks.append((node, self._name(other)))
-                return self._placeholder(self._name(other), node)
-        self._made.append(node)
-        return self._placeholder(self._name(node), node)
+                    ends = graph.call_function(operator.getitem, (source, end))
+                    made = graph.call_method("view", (ends, -1, *[1] * len(shape)))
+                    return graph.call_method("expand", (made, -1, *shape))
+            if isinstance(value, int):
+                source = self._select(source, position)
+                with graph.inserting_before(node):
+                    return graph.call_method("size", (source, 1))
+        name = ""
+        for other, where in self._made.items():
+            if where == position and _are_equal(self._values[other], value):
+                name = self._name(other)
+                self._checks.append((node, position, name))
+        if not name:
+            self._made[node] = position
+            name = self._name(node)
+        return self._select(self._placeholder(name, node), position)
+
+    def _select(self, rows: Node, position: int | None) -> Node:
+        """Return the rows of one of the lists, of rows of all edges."""
+        if position is None or not self._masks[position]:
+            return rows
+        mask = self._placeholder(self._masks[position])
+        if (key := mask if rows is self._finder.edges else rows) not in self._selected:
+            index = (slice(None), mask) if rows is self._finder.edges else mask
+            with self._finder.graph.inserting_after(self._inputs()[-1]):
+                made = self._finder.graph.call_function(operator.getitem, (rows, index))
+            self._selected[key] = made
+        return self._selected[key]
 
     def _name(self, node: Node) -> str:
         """Return the name of an attribute, by which its rows are those of nodes or edges."""
-        edges: Any = self._values.get(self._edges, self._finder.records[0][self._finder.edges])
-        kind = "edge" if has_rows(self._values[node], edges.size(1)) else "node"
-        return f"{PREPARED}{kind}_{self._made.index(node)}"
+        kind = "node" if self._made[node] is None else "edge"
+        return f"{PREPARED}{kind}_{list(self._made).index(node)}"
 
     def _as_column(self, value: Any, edges: Tensor) -> tuple[int, tuple[int, ...]] | None:
         """Return which end of the edges a value repeats, and its shape besides the rows."""
@@ -166,10 +247,12 @@ class _Extractor:
                 return position, tuple(value.shape[1:])
         return None
 
+    def _inputs(self) -> list[Node]:
+        return [node for node in self._finder.graph.nodes if node.op == "placeholder"]
+
     def _placeholder(self, name: str, value: Node | None = None) -> Node:
         """Return the input of a name, which notes what the value notes."""
-        graph = self._finder.graph
-        found = [node for node in graph.nodes if node.op == "placeholder"]
+        graph, found = self._finder.graph, self._inputs()
         made = next((node for node in found if node.target == name), None)
         if made is None:
             with graph.inserting_after(found[-1]):
@@ -208,8 +291,8 @@ class _Extractor:
 
         for node in finder.inside:
             made[node] = graph.node_copy(node, value_of)
-        checked = [node for node, _ in self._checks]
-        graph.output(map_arg((self._edges, *self._made, *checked), made.__getitem__))
+        checked = [node for node, *_ in self._checks]
+        graph.output(map_arg((*self._lists, *self._made, *checked), made.__getitem__))
         return GraphModule(torch.nn.Module(), graph, "Preparation")
 
 
@@ -217,6 +300,9 @@ def move_preparation(
     graph: Graph, edges: str, records: Sequence[Values], graphs: Sequence[Data]
 ) -> Preparation | None:
     """Move what a traced graph computes of the edges alone to a transform of the whole graph.
+
+    Edges that the module selects, ``edge_index[:, mask]``, stay with it, if layers take different
+    lists of edges otherwise. If they still do, the transform joins these lists.
 
     Args:
         graph: The traced graph of a module, which is changed: it gets the results as inputs.
@@ -228,19 +314,22 @@ def move_preparation(
         The transform; ``None`` if a mini-batch has all that it takes.
 
     Raises:
-        ValueError: If layers take different edges.
+        ValueError: If it can't be an attribute of nodes or edges, or edges are dropped of several
+            lists.
     """
-    try:
-        return _extract(EdgeValues(graph, edges, records, graphs, False))
-    except ValueError:
-        finder = EdgeValues(graph, edges, records, graphs, True)
-        if finder.keeps_nothing:
-            raise
-        return _extract(finder)
-
-
-def _extract(finder: EdgeValues) -> Preparation | None:
-    return _Extractor(finder).run() if finder.read else None
+    failure: ValueError | None = None
+    for keeps_selections, joins in ((False, False), (True, False), (False, True)):
+        finder = EdgeValues(graph, edges, records, graphs, keeps_selections)
+        if keeps_selections and finder.keeps_nothing:
+            continue
+        if not finder.read:
+            return None
+        try:
+            return _Extractor(finder, joins).run()
+        except ValueError as error:
+            failure = error
+    assert failure is not None
+    raise failure
 
 
 def refuse_assignments(graph: Graph) -> None:
