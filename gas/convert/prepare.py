@@ -46,7 +46,10 @@ class _Extractor:
         self._masks = self._name_masks()
         self._selected: dict[Node, Node] = {}  # Edges and attributes of one of the lists.
         self._read = list(finder.read)
-        if self._masks[0]:  # The attributes of the edges as they are.
+        # The edges as they are, whose attributes are rows of some edges then.
+        is_original = _are_equal(self._edges(0), self._values[finder.edges])
+        self._original = finder.edges if is_original and self._masks[0] else None
+        if self._original is not None:
             self._read += [node for node in finder.inputs if self._is_read(node)]
         for node in self._read:
             self._check_place(node)
@@ -148,10 +151,11 @@ class _Extractor:
         """Change the graph, and return the transform."""
         finder = self._finder
         readers = {node for node in finder.graph.nodes if node not in finder.moved}
-        replaced: dict[Node, Any] = {node: self._replace(node) for node in self._read}
+        replaced: dict[Node, Any] = {}
+        if self._original is not None:  # First, as others are replaced by all edges.
+            replaced[self._original] = self._select(self._original, 0)
+        replaced |= {node: self._replace(node) for node in self._read}
         replaced |= {node: self._values[node] for node in finder.moved if finder.is_plain(node)}
-        if self._masks[0]:
-            replaced[finder.edges] = self._select(finder.edges, 0)
         function = self._write()
         for node, other in replaced.items():
             exchange(node, other, readers.__contains__)
