@@ -41,15 +41,6 @@ class WrappedLayer(EdgeLayer):
         self.edges, self.target = edges, target
 
 
-class OnGivenEdges(WrappedLayer):
-    """A layer on the edges of a graph as they are, without self-loops that others need."""
-
-    def forward(self, edge_index: Any, is_given_edge: Any, **given: Any) -> Any:
-        """Return what the layer gives."""
-        layer: Any = self.layer
-        return layer(**given, **{self.edges: edge_index[:, is_given_edge]})
-
-
 class OnMatrix(WrappedLayer):
     """A layer that reads the values of a weighted matrix, ``torch.sparse_csr``."""
 

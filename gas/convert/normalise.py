@@ -17,8 +17,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import OnGivenEdges, OnMatrix, WrappedLayer
+from gas.convert.edge_layers import OnMatrix, WrappedLayer
 from gas.convert.layers import bind_arguments
+from gas.convert.selected import OnSomeEdges, replace_layer
 from gas.convert.trace import GIVEN, UNROLLED, Added, is_layer
 from gas.graph import WEIGHT, layout_of, with_edge_index
 
@@ -242,7 +243,7 @@ def _take_given_edges(net: Module, graph: Graph, edges: str, normalised: Collect
                 mark = graph.placeholder(GIVEN)
         name = f"_given_{len(added)}"
         given.pop(names[0])
-        added[name] = _wrap(net, graph, node, name, OnGivenEdges, names[0], (source, mark), given)
+        added[name] = _wrap(net, graph, node, name, OnSomeEdges, names[0], (source, mark), given)
     return added
 
 
@@ -276,12 +277,7 @@ def _wrap(
 ) -> Callable[[Module], Module]:  # fmt: skip
     """Have a node call a layer by another that prepares its edges, and return how to make that."""
     make = functools.partial(kind, target=str(node.target), edges=edges)
-    net.add_module(name, make(net))
-    with graph.inserting_before(node):
-        made = graph.call_module(name, args, given)
-    made.meta.update(node.meta)
-    node.replace_all_uses_with(made)
-    graph.erase_node(node)
+    replace_layer(net, graph, node, name, make, args, given)
     return make
 
 

@@ -48,6 +48,7 @@ from gas.convert.preparation import Preparation
 from gas.convert.prepare import move_preparation, refuse_assignments
 from gas.convert.rewrite import follow_changes, skip_copies
 from gas.convert.sample import SAMPLES, find_sample_graphs
+from gas.convert.selected import wrap_selecting_layers
 from gas.convert.trace import CONSTANT, UNROLLED, Opened, is_layer, trace
 from gas.graph import check_nodes, is_row_per_edge
 from gas.nn import NeverExactError, check_exact, explain_failures, fuse
@@ -214,6 +215,7 @@ def _convert(
     matrices = take_matrices(copied, graph, inputs.edges) if on_matrix else {}
     weighted = layers_without_weights(copied, graph) if inputs.by_value else []
     edges = "" if inputs.by_value else inputs.edges
+    selecting = wrap_selecting_layers(copied, graph, inputs.edges)
     transform, normalised, added = move_normalisation(copied, graph, edges, weighted)
     if transform is not None and prepared is not None:
         raise prepared.conflict(transform)
@@ -229,7 +231,9 @@ def _convert(
     kinds = find_value_kinds(graph, records, counts)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
     messages = wrap_messages(copied, graph, source, kinds, records[0], counts[0][0])
-    if replace_sums(copied, graph, source, kinds, records[0]) or messages:
+    products = replace_sums(copied, graph, source, kinds, records[0])
+    added = matrices | selecting | added | messages | (products or {})
+    if products is not None or messages:
         records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
         kinds = find_value_kinds(graph, records, counts)
         outputs = find_outputs(graph, expected, name)
@@ -248,7 +252,7 @@ def _convert(
     return _make_model(
         copied, data, records[0], options,
         Conversion(net, inputs, graph, kinds, calls, given_weights, prepared or transform,
-            outputs, opened=opened, added=matrices | added | messages,
+            outputs, opened=opened, added=added,
         ),
     )  # fmt: skip
 
