@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, Node, Proxy
 from torch.nn import Module
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import OnMatrix, WrappedLayer
+from gas.convert.edge_dropout import DROP
+from gas.convert.edge_layers import OnMatrix, WrappedLayer, bind
 from gas.convert.layers import bind_arguments
 from gas.convert.selected import OnSomeEdges, replace_layer
 from gas.convert.trace import GIVEN, UNROLLED, Added, is_layer
@@ -175,6 +177,71 @@ NORMALISING = (
 )  # fmt: skip
 
 
+class DifferentEdgesError(ValueError):
+    """Error of layers that can't all take one normalised graph."""
+
+    may_read_values = False
+
+
+def _find_normalising_layers(net: Module, graph: Graph) -> dict[str, Normalise]:
+    """Disable the normalisation of layers that are called, and return it by their names."""
+    called = {node.target for node in graph.nodes if node.op == "call_module"}
+    return {
+        _hop_name(net, name): how
+        for name, layer in net.named_modules()
+        if _hop_name(net, name) in called and (how := disable_normalisation(layer)) is not None
+    }
+
+
+def conflict(one: BaseTransform, other: BaseTransform) -> DifferentEdgesError:
+    """Return the error of a module that needs two transforms of the graph."""
+    return DifferentEdgesError(
+        f"layers take different graphs, of {one} and {other}: build them alike, or with "
+        "normalize=False"
+    )
+
+
+def normalise_edges(
+    edge_index: Any, weight: Any, num_nodes: Any, improved: bool, loops: bool, dtype: Any
+) -> Any:
+    """Compute the edges and weights of a symmetric normalisation, as a function that is traced."""
+    args = edge_index, weight, num_nodes, improved, loops
+    if isinstance(edge_index, Proxy):
+        return edge_index.tracer.create_proxy("call_function", normalise_edges, (*args, dtype), {})
+    return gcn_norm(*args, dtype=dtype)
+
+
+def write_normalisation(net: Module, graph: Graph) -> None:
+    """Write what layers normalise by themselves into a traced graph, each on its own edges.
+
+    Args:
+        net: The module, whose layers no longer normalise.
+        graph: Its traced graph, which gets calls of :func:`normalise_edges`.
+
+    Raises:
+        ValueError: If a layer normalises edges that are left of a dropout.
+    """
+    found = _find_normalising_layers(net, graph)
+    for node in list(graph.nodes):
+        if node.op != "call_module" or node.target not in found:
+            continue
+        if DROP in node.meta:
+            raise ValueError(
+                f"'{node.target}' normalises edges that are left of a dropout, and other layers "
+                "take others: build them alike, or drop no edges"
+            )
+        layer: Any = net.get_submodule(str(node.target))
+        given, how = bind_arguments(layer, node), found[str(node.target)]
+        with graph.inserting_before(node):
+            size = graph.call_method("size", (given["x"], layer.node_dim))
+            dtype = graph.call_function(getattr, (given["x"], "dtype"))
+            args = given["edge_index"], given.get(WEIGHT), size, how.improved, how.add_self_loops
+            made = graph.call_function(normalise_edges, (*args, dtype))
+            for position, name in enumerate(("edge_index", WEIGHT)):
+                given[name] = graph.call_function(operator.getitem, (made, position))
+        node.args, node.kwargs = (), bind(layer, (), given)
+
+
 def move_normalisation(
     net: Module, graph: Graph, edges: str, weighted: Sequence[str]
 ) -> tuple[Normalise | None, list[str], Added]:
@@ -189,13 +256,11 @@ def move_normalisation(
     Returns:
         The transform of the graph, the names of the layers that take its weights, and further
         layers.
+
+    Raises:
+        DifferentEdgesError: If layers normalise the graph in different ways.
     """
-    called = {node.target for node in graph.nodes if node.op == "call_module"}
-    found = {
-        _hop_name(net, name): how
-        for name, layer in net.named_modules()
-        if _hop_name(net, name) in called and (how := disable_normalisation(layer)) is not None
-    }
+    found = _find_normalising_layers(net, graph)
     for node in graph.nodes:
         if node.op != "call_module" or node.target not in found:
             continue
@@ -212,7 +277,7 @@ def move_normalisation(
                 graph.erase_node(weight)
         found[str(node.target)].weighted = weight is not None or node.target in weighted
     if len(set(found.values())) > 1:
-        raise ValueError(
+        raise DifferentEdgesError(
             f"layers normalise the graph in different ways, {found}: build them alike, or with "
             "normalize=False"
         )

@@ -110,13 +110,6 @@ class Preparation(BaseTransform):
             "a small one: change the edges of the graph before the model"
         )
 
-    def conflict(self, other: BaseTransform) -> ValueError:
-        """Return the error of a module that needs another transform as well."""
-        return ValueError(
-            f"layers take different graphs, of {self} and {other}: build them alike, or with "
-            "normalize=False"
-        )
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Preparation) and (
             (self.function.code, self.names, self.made)

@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
+from torch_geometric.transforms import BaseTransform
 
 from gas.convert.check import (
     Conversion,
@@ -41,7 +42,14 @@ from gas.convert.matrices import replace_products
 from gas.convert.messages import replace_sums, wrap_messages
 from gas.convert.model import Converted
 from gas.convert.modes import TRAINING
-from gas.convert.normalise import Normalise, move_normalisation, take_matrices
+from gas.convert.normalise import (
+    DifferentEdgesError,
+    Normalise,
+    conflict,
+    move_normalisation,
+    take_matrices,
+    write_normalisation,
+)
 from gas.convert.outputs import check_outputs, find_outputs, flatten
 from gas.convert.place import Placement, history_shape, place_histories, write_graph
 from gas.convert.preparation import Preparation
@@ -164,9 +172,10 @@ def _convert_opening(
     opened: Opened = (type(net),) if is_layer else ()
     first: InexactLayerError | None = None
     on_matrix = False  # Whether layers read the values of a matrix.
+    on_own_edges = False  # Whether each layer normalises the edges that it is given.
     while True:
         try:
-            return _convert(net, data, inputs, wanted, options, opened, on_matrix)
+            return _convert(net, data, inputs, wanted, options, opened, on_matrix, on_own_edges)
         except InexactLayerError as error:
             first = first or error
             kind = type(error.layer)
@@ -176,10 +185,13 @@ def _convert_opening(
             opened = (*opened, kind)
         except NeverExactError:
             raise
-        except _MismatchError as error:
-            if on_matrix or not error.may_read_values:
+        except DifferentEdgesError as error:
+            if inputs.edges == "edge_index" and not inputs.by_value and not on_own_edges:
+                on_own_edges = True
+            elif error.may_read_values and not on_matrix:
+                on_matrix = True
+            else:
                 raise ValueError(str(error)) from None
-            on_matrix = True
         except ValueError as error:
             if first is not None:
                 raise ValueError(f"{first}. Inside of it, {error}") from error
@@ -202,12 +214,15 @@ def _convert(
     options: dict[str, Any],
     opened: Opened = (),
     on_matrix: bool = False,
+    on_own_edges: bool = False,
 ) -> Converted:
     name = type(net).__name__
     copied = copy_with_noise(net)
     with explain_failures(net):
         graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
     graph, num_dropped = _trace(copied, inputs, wanted, graphs, opened)
+    if on_own_edges:
+        write_normalisation(copied, graph)
     prepared = _move_preparation(copied, graph, inputs, graphs)
     if prepared is not None:
         graphs = [prepared(each) for each in graphs]
@@ -215,18 +230,18 @@ def _convert(
     matrices = take_matrices(copied, graph, inputs.edges) if on_matrix else {}
     weighted = layers_without_weights(copied, graph) if inputs.by_value else []
     edges = "" if inputs.by_value else inputs.edges
-    selecting = wrap_selecting_layers(copied, graph, inputs.edges)
     transform, normalised, added = move_normalisation(copied, graph, edges, weighted)
-    if transform is not None and prepared is not None:
-        raise prepared.conflict(transform)
     if transform is not None:
+        if prepared is not None:
+            raise conflict(prepared, transform)
         transform.fit_to(inputs.is_matrix, inputs.edges)
         graphs = [transform(each) for each in graphs]
+    selecting = wrap_selecting_layers(copied, graph, inputs.edges)
     given_weights = [*normalised, *weighted]
     outputs = find_outputs(graph, expected, name)
     records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
     if not is_close(outputs.values(records[0]), flatten(expected)):
-        raise _MismatchError(name, transform, inputs)
+        raise _MismatchError(name, prepared or transform, inputs)
     counts = [(each.num_nodes, each.num_edges) for each in graphs]
     kinds = find_value_kinds(graph, records, counts)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
@@ -354,16 +369,17 @@ def _record_values(
         ]
     except Exception as error:
         how = f" after {transform}, which attributes of edges don't follow" if transform else ""
-        raise ValueError(
+        kind = DifferentEdgesError if transform else ValueError
+        raise kind(
             f"{name} can't be run on a small graph{how}: {type(error).__name__}: "
             f"{str(error).splitlines()[0]}"
         ) from error
 
 
-class _MismatchError(ValueError):
+class _MismatchError(DifferentEdgesError):
     """Error of a module whose result changes when it is run again, normalised, or on a list."""
 
-    def __init__(self, name: str, transform: Normalise | None, inputs: Inputs) -> None:
+    def __init__(self, name: str, transform: BaseTransform | None, inputs: Inputs) -> None:
         self.may_read_values = inputs.by_value and inputs.layout == "csr"
         how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
         text = f"with {how}, because its layers take different graphs: use layers that all take "

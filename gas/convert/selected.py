@@ -65,8 +65,8 @@ def wrap_selecting_layers(net: Module, graph: Graph, edges: str) -> Added:
             if len(masks) > 1 or not isinstance(index, tuple) or len(index) != 2:
                 continue
             whole, mask = index
-            if whole != slice(None) or not isinstance(mask, Node):
-                continue
+            if whole != slice(None) or not isinstance(mask, Node) or _follows(mask, source):
+                continue  # Batches have ends of edges in layers alone.
             rows = {key: each for key, (each, index) in taken.items() if index is mask}
             given = {**given, **rows}
             given.pop(name)
@@ -79,6 +79,11 @@ def wrap_selecting_layers(net: Module, graph: Graph, edges: str) -> Added:
     if added:
         erase_unused(graph)
     return added
+
+
+def _follows(node: Node, source: Node) -> bool:
+    """Return whether a value is computed of another."""
+    return node is source or any(_follows(each, source) for each in node.all_input_nodes)
 
 
 def call_product(
