@@ -46,7 +46,7 @@ from gas.convert.outputs import check_outputs, find_outputs, flatten
 from gas.convert.place import Placement, history_shape, place_histories, write_graph
 from gas.convert.preparation import Preparation
 from gas.convert.prepare import move_preparation, refuse_assignments
-from gas.convert.rewrite import follow_changes, skip_copies
+from gas.convert.rewrite import follow_changes, skip_copies, turn_ends
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.selected import wrap_selecting_layers
 from gas.convert.trace import CONSTANT, Opened, is_layer, trace
@@ -63,11 +63,13 @@ class Choices:
     * ``opened``: types of layers that are followed up to ``propagate``.
     * ``on_matrix``: whether layers read the values of a matrix.
     * ``on_own_edges``: whether each layer normalises the edges that it is given.
+    * ``is_turned``: whether messages go from ``edge_index[1]`` to ``edge_index[0]``.
     """
 
     opened: Opened = ()
     on_matrix: bool = False
     on_own_edges: bool = False
+    is_turned: bool = False
 
 
 def convert_module(
@@ -96,6 +98,8 @@ def convert_module(
     with explain_failures(net):
         graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
     graph, num_dropped = _trace(copied, inputs, wanted, graphs, choices.opened)
+    if choices.is_turned:
+        turn_ends(graph, _record_values(copied, graph, inputs, graphs[:1], (), None, name)[0])
     if choices.on_own_edges:
         write_normalisation(copied, graph)
     prepared = _move_preparation(copied, graph, inputs, graphs)
@@ -104,8 +108,8 @@ def convert_module(
         inputs = replace(inputs, made=prepared.made)
     matrices = take_matrices(copied, graph, inputs.edges) if choices.on_matrix else {}
     weighted = layers_without_weights(copied, graph) if inputs.by_value else []
-    edges = "" if inputs.by_value else inputs.edges
-    transform, normalised, added = move_normalisation(copied, graph, edges, weighted)
+    given_edges = "" if inputs.by_value else inputs.edges
+    transform, normalised, added = move_normalisation(copied, graph, given_edges, weighted)
     if transform is not None:
         if prepared is not None:
             raise conflict(prepared, transform)
@@ -136,9 +140,7 @@ def convert_module(
         for node in graph.nodes if is_layer(copied, node)
     ]  # fmt: skip
     check_edges(name, source, calls, num_dropped)
-    with eval_mode(copied):
-        for test in make_layer_tests(calls, kinds, records[0], graphs[0], [OWN]):
-            test.call.form = test.find_form()
+    _find_forms(copied, calls, kinds, records[0], graphs[0])
     return _make_model(
         copied, data, records[0], options,
         Conversion(net, inputs, graph, kinds, calls, given_weights, prepared or transform,
@@ -147,12 +149,21 @@ def convert_module(
     )  # fmt: skip
 
 
+def _find_forms(
+    net: Module, calls: Sequence[LayerCall], kinds: dict[Node, str], values: Values, graph: Data
+) -> None:
+    """Find for each call of a layer the form in which it is exact on mini-batches."""
+    with eval_mode(net):
+        for test in make_layer_tests(calls, kinds, values, graph, [OWN]):
+            test.call.form = test.find_form()
+
+
 def _move_preparation(
     net: Module, graph: Graph, inputs: Inputs, graphs: Sequence[Data]
 ) -> Preparation | None:
     """Move what a traced graph computes of a list of edges alone to a transform."""
     prepared = None
-    if inputs.edges == "edge_index" and not inputs.by_value:
+    if inputs.is_list:
         records = _record_values(net, graph, inputs, graphs, (), None, type(net).__name__)
         prepared = move_preparation(graph, inputs.edges, records, graphs)
     refuse_assignments(graph)

@@ -97,9 +97,13 @@ def turns_round(value: Node, adjacency: Node) -> bool:
     return [end.args for end in ends if isinstance(end, Node)] == [(adjacency, 1), (adjacency, 0)]
 
 
-def direction_error(what: str) -> ValueError:
+class DirectionError(ValueError):
+    """Error of messages that are passed against the direction of the edges."""
+
+
+def direction_error(what: str) -> DirectionError:
     """Return the error of messages that are passed against the direction of the edges."""
-    return ValueError(
+    return DirectionError(
         f"{what} passes messages from the destinations of edges to their sources, of which a "
         "mini-batch doesn't have all edges: turn the graph round, data.edge_index.flip(0), and "
         "pass messages from edge_index[0] to edge_index[1]"

@@ -77,6 +77,7 @@ class EdgeValues:
                 self._keep_selection(node)
             if node in found and (
                 not self._is_like_edges(node)
+                or self._is_other_list(node)
                 or self._weighs_edges(node)
                 or (not self.moved.isdisjoint(inputs) and not self._is_selected(node))
             ):
@@ -143,17 +144,23 @@ class EdgeValues:
             return False
         layers = [user for user in node.users if user.op == "call_module"]
         if any(self.edges in layer.all_input_nodes for layer in layers):
-            return self._uses(node, False)
+            return self.uses_edges(node)
         is_read = any(user not in self.found for user in node.users)
-        return is_read and has_rows(value, self.counts[0][1]) and self._uses(node, True)
+        return is_read and has_rows(value, self.counts[0][1]) and self.uses_edges(node, sizes=True)
 
-    def _uses(self, node: Node, sizes: bool) -> bool:
+    def _is_other_list(self, node: Node) -> bool:
+        """Return whether a value is a list of edges that isn't the one given, such as reversed."""
+        value, edges = (self.records[0][each] for each in (node, self.edges))
+        is_list = isinstance(value, Tensor) and value.dtype == edges.dtype
+        return is_list and value.shape == edges.shape and not bool((value == edges).all())
+
+    def uses_edges(self, node: Node, sizes: bool = False) -> bool:
         """Return whether a value is computed of the edges themselves, or of their number."""
         if sizes and is_about_shape(node):
-            return self._uses(node, False)
+            return self.uses_edges(node)
         if not sizes and node is self.edges:
             return True
-        return any(self._uses(each, sizes) for each in node.all_input_nodes)
+        return any(self.uses_edges(each, sizes) for each in node.all_input_nodes)
 
     def _is_like_edges(self, node: Node) -> bool:
         return all(len(set(found)) == 1 or found in self._kept_sizes for found in self._sizes(node))

@@ -46,11 +46,10 @@ class _Extractor:
         self._masks = self._name_masks()
         self._selected: dict[Node, Node] = {}  # Edges and attributes of one of the lists.
         self._read = list(finder.read)
-        # The edges as they are, whose attributes are rows of some edges then.
-        is_original = _are_equal(self._edges(0), self._values[finder.edges])
-        self._original = finder.edges if is_original and self._masks[0] else None
-        if self._original is not None:
-            self._read += [node for node in finder.inputs if self._is_read(node)]
+        self._is_original = _are_equal(self._edges(0), self._values[finder.edges])
+        if self._masks[0] or not self._is_original:  # Attributes don't follow otherwise.
+            attributes = [node for node in finder.inputs if node is not finder.edges]
+            self._read += [node for node in attributes if self._is_read(node)]
         for node in self._read:
             self._check_place(node)
             if self._reduces_left(node):
@@ -66,14 +65,11 @@ class _Extractor:
         ]  # fmt: skip
         chosen: list[Node] = []
         for node in finder.read:
-            found = (each for each in (*candidates, finder.edges) if self._is_part(node, each))
-            chosen += list(found)[:1]
+            found = [each for each in (*candidates, finder.edges) if self._is_part(node, each)]
+            chosen += ([each for each in found if each in node.all_input_nodes] or found)[:1]
         kept = [node for node in finder.found if node not in finder.moved]
-        uses_original = any(
-            user not in finder.found for node in kept for user in node.users
-            if joins or node is finder.edges or node.op != "placeholder"
-        )  # fmt: skip
-        if uses_original or not chosen:
+        read = [node for node in kept if any(user not in finder.found for user in node.users)]
+        if any(joins or finder.uses_edges(node) for node in read) or not chosen:
             chosen.append(finder.edges)
         lists: list[Node] = []
         for node in chosen:
@@ -105,8 +101,9 @@ class _Extractor:
         return names
 
     def _is_read(self, node: Node) -> bool:
+        """Return whether a value is read by what doesn't follow from the edges, or by way of it."""
         users = [user for user in node.users if user not in self._finder.moved]
-        return node is not self._finder.edges and bool(users)
+        return any(user not in self._finder.found or self._is_read(user) for user in users)
 
     def _edges(self, position: int) -> Tensor:
         """Return a list of edges on the first small graph."""
@@ -152,8 +149,8 @@ class _Extractor:
         finder = self._finder
         readers = {node for node in finder.graph.nodes if node not in finder.moved}
         replaced: dict[Node, Any] = {}
-        if self._original is not None:  # First, as others are replaced by all edges.
-            replaced[self._original] = self._select(self._original, 0)
+        if self._masks[0] and self._is_original:  # First, as others are replaced by all edges.
+            replaced[finder.edges] = self._select(finder.edges, 0)
         replaced |= {node: self._replace(node) for node in self._read}
         replaced |= {node: self._values[node] for node in finder.moved if finder.is_plain(node)}
         function = self._write()

@@ -13,7 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.conversion import Choices, convert_module
-from gas.convert.edge_layers import InexactLayerError
+from gas.convert.edge_layers import DirectionError, InexactLayerError
 from gas.convert.inputs import (
     Inputs,
     find_inputs,
@@ -150,8 +150,12 @@ def _convert_opening(
             choices = replace(choices, opened=(*choices.opened, kind))
         except NeverExactError:
             raise
+        except DirectionError as error:
+            if choices.is_turned or not inputs.is_list:
+                raise ValueError(str(error)) from None
+            choices = replace(choices, is_turned=True)
         except DifferentEdgesError as error:
-            if inputs.edges == "edge_index" and not inputs.by_value and not choices.on_own_edges:
+            if inputs.is_list and not choices.on_own_edges:
                 choices = replace(choices, on_own_edges=True)
             elif error.may_read_values and not choices.on_matrix:
                 choices = replace(choices, on_matrix=True)
