@@ -10,7 +10,6 @@ from typing import Any
 from torch.fx import Graph, Node
 from torch.nn import Module
 from torch_geometric.data import Data
-from torch_geometric.transforms import BaseTransform
 
 from gas.convert.check import (
     Conversion,
@@ -73,13 +72,9 @@ class Choices:
 
 
 def convert_module(
-    net: Module,
-    data: Data,
-    inputs: Inputs,
-    wanted: dict[str, Any],
-    options: dict[str, Any],
+    net: Module, data: Data, inputs: Inputs, wanted: dict[str, Any], options: dict[str, Any],
     choices: Choices,
-) -> Converted:
+) -> Converted:  # fmt: skip
     """Convert a module in the ways that are chosen.
 
     Args:
@@ -120,7 +115,7 @@ def convert_module(
     outputs = find_outputs(graph, expected, name)
     records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
     if not is_close(outputs.values(records[0]), flatten(expected)):
-        raise _MismatchError(name, prepared or transform, inputs)
+        raise _MismatchError(name, transform, inputs)
     counts = [(each.num_nodes, each.num_edges) for each in graphs]
     kinds = find_value_kinds(graph, records, counts)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
@@ -265,7 +260,7 @@ def _record_values(
 class _MismatchError(DifferentEdgesError):
     """Error of a module whose result changes when it is run again, normalised, or on a list."""
 
-    def __init__(self, name: str, transform: BaseTransform | None, inputs: Inputs) -> None:
+    def __init__(self, name: str, transform: Normalise | None, inputs: Inputs) -> None:
         self.may_read_values = inputs.by_value and inputs.layout == "csr"
         how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
         text = f"with {how}, because its layers take different graphs: use layers that all take "

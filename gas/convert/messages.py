@@ -147,18 +147,18 @@ class _Writer:
         return is_function and bool(rows) and any(map(self._is_reduced, rows))
 
     def _gathers_by_destination(self, node: Node) -> bool:
-        return any(map(self._is_destination, node.all_input_nodes))
+        return any(self._is_end(each, 1) for each in node.all_input_nodes)
 
-    def _is_destination(self, node: Node) -> bool:
-        """Return whether a value is the destinations of edges, all or selected ones."""
+    def _is_end(self, node: Node, end: int) -> bool:
+        """Return whether a value is the sources, or destinations, of edges, all or selected."""
         value = self._record[node]
         if not isinstance(value, Tensor) or value.dtype != torch.long or node is self._edges:
             return False
         if self._kinds[node] == SELECTED:
             source, *rest = node.args
-            is_end = node.target is operator.getitem and rest == [1] and value.dim() == 1
-            return is_end or (isinstance(source, Node) and self._is_destination(source))
-        ends = self._record[self._edges][1]
+            is_end = node.target is operator.getitem and rest == [end] and value.dim() == 1
+            return is_end or (isinstance(source, Node) and self._is_end(source, end))
+        ends = self._record[self._edges][end]
         return (
             self._kinds[node] == EDGES and value.numel() > 0
             and value.numel() % ends.numel() == 0
@@ -168,15 +168,8 @@ class _Writer:
     def sums_at_sources(self, node: Node) -> bool:
         """Return whether a value has a row for each source of edges, not for each destination."""
         sources, destinations = self._record[self._edges]
-        indices = [
-            self._record[each] for each in node.all_input_nodes if self._kinds[each] == EDGES
-        ]
         return not torch.equal(sources, destinations) and any(
-            isinstance(index, Tensor)
-            and index.dtype == torch.long
-            and index.numel()
-            and torch.equal(index.reshape(sources.numel(), -1)[:, 0], sources)
-            for index in indices
+            self._is_end(each, 0) for each in node.all_input_nodes
         )
 
     def _find_shared(self) -> set[Node]:
