@@ -45,6 +45,7 @@ UNREACHED = [
     ("loader/cutter.py", "warn('loader.around", "of a name that goes away with the next release"),
     ("scalable/former.py", "warn(f'ScalableGNN", "of names that go away with the next release"),
     ("convert/model.py", "raise AssertionError", "a stage of inference pushes nothing itself"),
+    ("convert/conversion.py", "raise conflict", "has each layer normalise its own edges"),
     ("convert/check.py", "raise AssertionError", "stands for histories where none are read"),
     ("convert/trace.py", "raise InexactLayerError", "has the layer followed; others say why"),
     (

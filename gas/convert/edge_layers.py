@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
@@ -89,14 +88,6 @@ def bind(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return found
 
 
-def turns_round(value: Node, adjacency: Node) -> bool:
-    """Return whether a value is the edges with sources and destinations exchanged."""
-    if value.target == "flip":
-        return value.args in ((adjacency, 0), (adjacency, [0]))
-    ends: Any = value.args[0] if value.target is torch.stack else ()
-    return [end.args for end in ends if isinstance(end, Node)] == [(adjacency, 1), (adjacency, 0)]
-
-
 class DirectionError(ValueError):
     """Error of messages that are passed against the direction of the edges."""
 
@@ -106,5 +97,6 @@ def direction_error(what: str) -> DirectionError:
     return DirectionError(
         f"{what} passes messages from the destinations of edges to their sources, of which a "
         "mini-batch doesn't have all edges: turn the graph round, data.edge_index.flip(0), and "
-        "pass messages from edge_index[0] to edge_index[1]"
+        "pass messages from edge_index[0] to edge_index[1]; or pass those of one direction by a "
+        "layer that takes edge_index.flip(0), such as SimpleConv"
     )

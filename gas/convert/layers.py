@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 from torch.nn import Module
 
 from gas.convert.edge_dropout import DROP
-from gas.convert.edge_layers import bind, direction_error, turns_round
+from gas.convert.edge_layers import bind
 from gas.convert.scope import (
     SQUARE,
     edge_weight,
@@ -146,8 +146,6 @@ def describe_call(
         and kinds[value[0]] == "rows" and (value[1] is None or isinstance(value[1], Node))
     ]  # fmt: skip
     rows = [*pairs[:1], *rows]
-    if any(turns_round(value, adjacency) for value in given.values()):
-        raise direction_error(f"'{name}' ({type(layer).__name__})")
     if not edges or not rows:
         raise ValueError(
             f"'{name}' ({type(layer).__name__}) takes {', '.join(bound)}, and expected are rows of "
