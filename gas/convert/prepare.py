@@ -86,7 +86,7 @@ class _Extractor:
 
     def _is_part(self, node: Node, edges: Node) -> bool:
         """Return whether a value is a list of edges, or one of its ends."""
-        value, whole = self._values[node], self._values[edges]
+        value, whole = self._values.get(node), self._values[edges]
         is_long = isinstance(value, Tensor) and value.dtype == torch.long
         return is_long and any(_are_equal(value, part) for part in (whole, whole[0], whole[1]))
 
@@ -123,17 +123,24 @@ class _Extractor:
         ]  # fmt: skip
         if len(found) < 2:
             return found[0] if found else None
-        # Several have as many edges: it is computed of one of them.
+        # Several have as many edges: it is given, or computed, with one of them.
+        together = [each for user in node.users for each in user.all_input_nodes]
+        siblings = [user for each in node.all_input_nodes for user in each.users]
+        for others in (together, siblings, self._inputs_of(node)):
+            for each in others:
+                for position in found:
+                    if self._is_part(each, self._lists[position]):
+                        return position
+        return found[0]
+
+    def _inputs_of(self, node: Node) -> list[Node]:
+        """Return what a value is computed of, the last first."""
         before, left = {node}, [node]
         while left:
             new = [each for each in left.pop().all_input_nodes if each not in before]
             before.update(new)
             left += new
-        order = [each for each in self._finder.inside if each in before]
-        return max(found, key=lambda position: max(
-            (index for index, each in enumerate(order)
-             if self._is_part(each, self._lists[position])), default=-1
-        ))  # fmt: skip
+        return [each for each in reversed(self._finder.inside) if each in before]
 
     def _check_place(self, node: Node) -> None:
         """Refuse a value that can't be an attribute of the graph."""

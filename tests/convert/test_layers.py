@@ -75,16 +75,16 @@ EXACT = {
     "LGConv": lambda: pyg.LGConv(),
     "PointGNNConv": lambda: pyg.PointGNNConv(mlp(W, 3), mlp(W + 3, W), mlp(W, W)),
     "EGConv": lambda: pyg.EGConv(W, W, ["mean", "max"], num_heads=2),
+    "EGConv-symnorm": lambda: pyg.EGConv(W, W, num_heads=2),
+    "ChebConv": lambda: pyg.ChebConv(W, W, 2),
+    "MixHopConv": lambda: pyg.MixHopConv(W, W // 2, [1, 2]),
     "GatedGraphConv": lambda: pyg.GatedGraphConv(W, 1),
     "GatedGraphConv-hops": lambda: pyg.GatedGraphConv(W, 3),
     "AntiSymmetricConv": lambda: pyg.AntiSymmetricConv(W),
     "ARMAConv": lambda: pyg.ARMAConv(W, W),
 }
 REFUSED = {
-    "ChebConv": (lambda: pyg.ChebConv(W, W, 2), "needs the Laplacian"),
-    "EGConv-symnorm": (lambda: pyg.EGConv(W, W, num_heads=2), "leave 'symnorm' out"),
     "PDNConv": (lambda: pyg.PDNConv(W, W, 2, 4), "degrees of the batch"),
-    "MixHopConv": (lambda: pyg.MixHopConv(W, W // 2, [1, 2]), "and propagates several times"),
     "HypergraphConv": (lambda: pyg.HypergraphConv(W, W), "to hyperedges and back"),
     "reversed": (lambda: pyg.SAGEConv(W, W, flow="target_to_source"), "edges out of a node"),
     "DirGNNConv": (
