@@ -77,18 +77,21 @@ class Preparation(BaseTransform):
         for value, (position, where) in zip(rest[len(values) :], self._checks, strict=True):
             self._check(value, values[where] if isinstance(where, str) else lists[position], where)
         edges, places = join_lists(lists, int(data.num_nodes or 0))
-        size = edges.size(1)
-        made = {}
-        for name, position in self._lists.items():
-            value, place = values[name], None if position is None else places[position]
-            made[name] = value if place is None else _spread(value, place, size)
-        for name, place in zip(self._masks, places, strict=True):
-            if not name and place is not None and place.numel() < size:
-                raise self._mismatch()
-            marks = torch.ones(size if place is None else place.numel(), dtype=torch.bool)
-            marks = marks.to(edges.device)
-            if name:
-                made[name] = marks if place is None else _spread(marks, place, size)
+        whole = [each for name, each in zip(self._masks, lists, strict=True) if not name]
+        if any(each.size(1) != edges.size(1) for each in whole) or any(
+            at is not None and values[name].size(0) != lists[at].size(1)
+            for name, at in self._lists.items()
+        ):
+            raise self._mismatch()
+        masks = {name: at for at, name in enumerate(self._masks) if name}
+        values |= {
+            name: torch.ones(lists[at].size(1), dtype=torch.bool, device=edges.device)
+            for name, at in masks.items()
+        }
+        made = {
+            name: _spread(values[name], None if at is None else places[at], edges.size(1))
+            for name, at in (self._lists | masks).items()
+        }
         if edges.shape != before.shape or not torch.equal(edges, before):
             for name in [key for key in data.to_dict() if is_row_per_edge(data, key)]:
                 del data[name]  # They don't follow.
@@ -155,6 +158,9 @@ def join_lists(lists: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Sequenc
     """
     if len(lists) == 1:
         return lists[0], [None]
+    longest = max(lists, key=lambda each: each.size(1))
+    if all(torch.equal(longest[:, : each.size(1)], each) for each in lists):
+        return longest, [torch.arange(each.size(1), device=each.device) for each in lists]
     edges = torch.cat(list(lists), dim=1)
     src, dst = edges
     _, keys = torch.unique(src * num_nodes + dst, return_inverse=True)
@@ -176,6 +182,8 @@ def join_lists(lists: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Sequenc
     return edges[:, met], places.split([each.size(1) for each in lists])
 
 
-def _spread(rows: Tensor, places: Tensor, size: int) -> Tensor:
+def _spread(rows: Tensor, places: Tensor | None, size: int) -> Tensor:
     """Return rows of some edges as rows of all of them, zero for others."""
+    if places is None:
+        return rows
     return rows.new_zeros(size, *rows.shape[1:]).index_copy_(0, places, rows)

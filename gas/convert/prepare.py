@@ -178,7 +178,8 @@ class _Extractor:
             self._masks[0] = f"{PREPARED}edge_0"
             self._placeholder(self._masks[0])
         made = {self._name(node): position for node, position in self._made.items()}
-        tag = hashlib.sha1(function.code.encode(), usedforsecurity=False).hexdigest()[:6]
+        text = f"{function.code}{self._masks}{made}"
+        tag = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:6]
         own = {name: name.replace(PREPARED, f"{PREPARED}{tag}_") for name in (*made, *self._masks)}
         for node in finder.graph.nodes:
             if node.op == "placeholder" and node.target in own:

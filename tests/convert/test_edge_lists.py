@@ -438,6 +438,9 @@ def test_join_lists():
     joined, (first, second) = join_lists([none, edges], 3)
     assert torch.equal(joined, edges)
     assert first.numel() == 0
+    joined, (first, second) = join_lists([edges, torch.cat([edges, more], dim=1)], 3)
+    assert joined.tolist() == [[0, 1, 1, 2, 2, 1, 2, 1], [1, 2, 2, 0, 2, 2, 0, 0]]
+    assert [first.tolist(), second.tolist()] == [[0, 1, 2, 3], list(range(8))]
     joined, places = join_lists([none, none], 3)
     assert joined.shape == (2, 0)
 
