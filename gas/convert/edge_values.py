@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
@@ -151,8 +152,10 @@ class EdgeValues:
     def _is_other_list(self, node: Node) -> bool:
         """Return whether a value is a list of edges that isn't the one given, such as reversed."""
         value, edges = (self.records[0][each] for each in (node, self.edges))
-        is_list = isinstance(value, Tensor) and value.dtype == edges.dtype
-        return is_list and value.shape == edges.shape and not bool((value == edges).all())
+        if not isinstance(value, Tensor) or value.dtype != torch.long or value.shape != edges.shape:
+            return False
+        is_of_nodes = bool((value >= 0).all()) and bool((value < self.counts[0][0]).all())
+        return is_of_nodes and not torch.equal(value, edges)
 
     def uses_edges(self, node: Node, sizes: bool = False) -> bool:
         """Return whether a value is computed of the edges themselves, or of their number."""

@@ -237,8 +237,9 @@ def write_normalisation(net: Module, graph: Graph) -> None:
             dtype = graph.call_function(getattr, (given["x"], "dtype"))
             args = given["edge_index"], given.get(WEIGHT), size, how.improved, how.add_self_loops
             made = graph.call_function(normalise_edges, (*args, dtype))
-            for position, name in enumerate(("edge_index", WEIGHT)):
-                given[name] = graph.call_function(operator.getitem, (made, position))
+            if how.add_self_loops:
+                given["edge_index"] = graph.call_function(operator.getitem, (made, 0))
+            given[WEIGHT] = graph.call_function(operator.getitem, (made, 1))
         node.args, node.kwargs = (), bind(layer, (), given)
 
 
