@@ -31,7 +31,7 @@ from gas.convert.normalise import disable_normalisation
 from gas.convert.outputs import Outputs, flatten
 from gas.convert.records import record
 from gas.convert.sample import subsample
-from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope
+from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
 from gas.convert.trace import UNROLLED, Added, Opened, add_hop
 from gas.graph import WEIGHT, with_edge_index
 from gas.history import Rows
@@ -108,6 +108,8 @@ class LayerTest(NamedTuple):
         return all(self._is_exact(form, scope) for scope in self.scopes)
 
     def _is_exact(self, form: str, scope: LayerScope) -> bool:
+        if self.call.selected is not None:
+            scope = select_edges(scope, self.value_of(self.call.selected))
         given = self.call.arguments(
             form,
             lambda function, *args: function(scope, *args),

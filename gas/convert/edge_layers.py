@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Node
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
@@ -39,15 +38,6 @@ class WrappedLayer(EdgeLayer):
         super().__init__()
         object.__setattr__(self, "layer", net.get_submodule(target))  # Not a child twice.
         self.edges, self.target = edges, target
-
-
-class OnGivenEdges(WrappedLayer):
-    """A layer on the edges of a graph as they are, without self-loops that others need."""
-
-    def forward(self, edge_index: Any, is_given_edge: Any, **given: Any) -> Any:
-        """Return what the layer gives."""
-        layer: Any = self.layer
-        return layer(**given, **{self.edges: edge_index[:, is_given_edge]})
 
 
 class OnMatrix(WrappedLayer):
@@ -98,18 +88,15 @@ def bind(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     return found
 
 
-def turns_round(value: Node, adjacency: Node) -> bool:
-    """Return whether a value is the edges with sources and destinations exchanged."""
-    if value.target == "flip":
-        return value.args in ((adjacency, 0), (adjacency, [0]))
-    ends: Any = value.args[0] if value.target is torch.stack else ()
-    return [end.args for end in ends if isinstance(end, Node)] == [(adjacency, 1), (adjacency, 0)]
+class DirectionError(ValueError):
+    """Error of messages that are passed against the direction of the edges."""
 
 
-def direction_error(what: str) -> ValueError:
+def direction_error(what: str) -> DirectionError:
     """Return the error of messages that are passed against the direction of the edges."""
-    return ValueError(
+    return DirectionError(
         f"{what} passes messages from the destinations of edges to their sources, of which a "
         "mini-batch doesn't have all edges: turn the graph round, data.edge_index.flip(0), and "
-        "pass messages from edge_index[0] to edge_index[1]"
+        "pass messages from edge_index[0] to edge_index[1]; or pass those of one direction by a "
+        "layer that takes edge_index.flip(0), such as SimpleConv"
     )

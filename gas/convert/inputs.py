@@ -63,6 +63,11 @@ class Inputs:
     features: str = ""
 
     @property
+    def is_list(self) -> bool:
+        """Return whether the module takes a list of edges, without the weights."""
+        return self.edges == "edge_index" and not self.by_value
+
+    @property
     def is_matrix(self) -> bool:
         """Return whether the module takes edges as a matrix whose values are the weights."""
         return self.by_value and self.edges != "edge_index"

@@ -11,16 +11,18 @@ from torch.fx import Graph, Node
 from torch.nn import Module
 
 from gas.convert.edge_dropout import DROP
-from gas.convert.edge_layers import bind, direction_error, turns_round
+from gas.convert.edge_layers import bind
 from gas.convert.scope import (
     SQUARE,
     edge_weight,
     edges,
     gcn_weights,
+    kept_edges,
     source_pair,
     sources,
     weights,
 )
+from gas.convert.selected import OnSomeEdges
 from gas.convert.trace import is_layer
 from gas.graph import WEIGHT
 
@@ -38,6 +40,8 @@ class LayerCall:
     * ``normalised``: whether the weights must be those of the normalised graph.
     * ``weighted``: whether the values of the adjacency are the weights.
     * ``form``: the form of the call.
+    * ``selected``: the mask of the edges that it takes, if it doesn't take all, and ``picked``: the
+      parameters for rows of these edges.
     * ``dropped``: the call that drops the layer's edges, by its position, and its probability.
     * ``pair``: what the features are given with, as ``conv((x, y), edge_index)``: rows, or
       ``None``. ``ALONE`` if they aren't.
@@ -56,6 +60,8 @@ class LayerCall:
     form: str = ""
     pair: Any = ALONE
     dropped: tuple[int, float] | None = None
+    selected: Node | None = None
+    picked: tuple[str, ...] = ()
 
     def rows(self) -> list[Node]:
         """Return the rows of nodes that the call takes."""
@@ -70,27 +76,34 @@ class LayerCall:
 
         Args:
             form: One of the forms in :mod:`gas.convert.scope`.
-            make: ``make(function, *args)`` calls a function of :mod:`gas.convert.scope`.
+            make: ``make(function, *args)`` calls a function of :mod:`gas.convert.scope`, with the
+                neighbourhood that the layer takes.
             value_of: Returns the value of an argument of the traced graph.
         """
+        picked = [self.given[name] for name in self.picked]
+
+        def value(argument: Any) -> Any:
+            rows = value_of(argument)
+            return make(kept_edges, rows, False) if argument in picked else rows
+
         if self.normalised or self.weighted:
             weight = make(gcn_weights if self.normalised else weights)
         else:
-            weight = value_of(self.weight)
+            weight = value(self.weight)
         out = {}
         for name, argument in self.given.items():
             if name == self.features and self.pair is not ALONE:
-                given = [value_of(each) if isinstance(each, Node) else each for each in argument]
+                given = [value(each) if isinstance(each, Node) else each for each in argument]
                 out[name] = make(source_pair, *given, form)
             elif name == self.features:
                 pairs = getattr(self.layer, "takes_pairs", True)
-                out[name] = make(sources, value_of(argument), form, pairs)
+                out[name] = make(sources, value(argument), form, pairs)
             elif name in self.other:
-                out[name] = make(sources, value_of(argument), SQUARE)
+                out[name] = make(sources, value(argument), SQUARE)
             elif name == self.adjacency:
                 out[name] = make(edges, form, weight)
             elif name != WEIGHT or argument is None:
-                out[name] = value_of(argument)
+                out[name] = value(argument)
         if self.normalised or self.weighted or self.weight is not None:
             out[WEIGHT] = make(edge_weight, form, weight)
         return out
@@ -117,6 +130,13 @@ def describe_call(
     name = str(node.target)
     layer = net.get_submodule(name)
     bound = bind_arguments(layer, node)
+    selected: Node | None = None
+    picked: tuple[str, ...] = ()
+    if isinstance(layer, OnSomeEdges):
+        selected, picked, name = bound.pop("edge_mask"), layer.rows, layer.target
+        bound[layer.edges] = bound.pop("edge_index")
+        layer = net.get_submodule(name)
+        bound = bind(layer, (), bound)  # In the order of its parameters.
     edges = [key for key, value in bound.items() if value is adjacency]
     given = {key: value for key, value in bound.items() if isinstance(value, Node)}
     rows = [key for key, value in given.items() if kinds[value] == "rows"]
@@ -126,8 +146,6 @@ def describe_call(
         and kinds[value[0]] == "rows" and (value[1] is None or isinstance(value[1], Node))
     ]  # fmt: skip
     rows = [*pairs[:1], *rows]
-    if any(turns_round(value, adjacency) for value in given.values()):
-        raise direction_error(f"'{name}' ({type(layer).__name__})")
     if not edges or not rows:
         raise ValueError(
             f"'{name}' ({type(layer).__name__}) takes {', '.join(bound)}, and expected are rows of "
@@ -137,7 +155,7 @@ def describe_call(
     return LayerCall(
         node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0], bound.get(WEIGHT),
         name in normalised, name in weighted, pair=bound[pairs[0]][1] if pairs else ALONE,
-        dropped=node.meta.get(DROP),
+        dropped=node.meta.get(DROP), selected=selected, picked=picked,
     )  # fmt: skip
 
 

@@ -31,12 +31,13 @@ def add_products(net: Module, graph: Graph) -> None:
     """Give a module the layers that a traced graph multiplies by."""
     for name in dict.fromkeys(str(node.target) for node in graph.nodes):
         if name in PRODUCTS:
-            _add_product(net, name)
+            add_product(net, name)
         elif name in PROJECTED:
             setattr(net, name, ProjectedConv(aggr=PROJECTED[name]))
 
 
-def _add_product(net: Module, name: str) -> None:
+def add_product(net: Module, name: str) -> None:
+    """Give a module the layer of a product."""
     setattr(net, name, SimpleConv(aggr=PRODUCTS[name]))
 
 
@@ -172,7 +173,7 @@ def _call_product(x: Any, reduce: str, *matrix: Any) -> Any:
     """Call the layer that multiplies by a matrix, or by edges and their weights."""
     tracer = matrix[0].tracer
     name = _product_name(reduce)
-    _add_product(tracer.root, name)
+    add_product(tracer.root, name)
     is_column = x.dim() == 1
     rows = x.unsqueeze(-1) if is_column else x
     out = tracer.create_proxy("call_module", name, (rows, *matrix), {})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 from torch.nn import Module
 
 from gas.convert.edge_layers import EdgeLayer, Propagation, direction_error
@@ -17,6 +18,7 @@ from gas.convert.kinds import EDGES, ROWS, SELECTED, Values, function_name
 from gas.convert.known import FACTORIES, is_close
 from gas.convert.matrices import PRODUCTS, add_products
 from gas.convert.rewrite import changes_in_training, erase_unused
+from gas.convert.selected import OnSomeEdges, call_product
 from gas.convert.trace import Added, get_module, is_layer
 from gas.nn import SimpleConv
 
@@ -145,18 +147,18 @@ class _Writer:
         return is_function and bool(rows) and any(map(self._is_reduced, rows))
 
     def _gathers_by_destination(self, node: Node) -> bool:
-        return any(map(self._is_destination, node.all_input_nodes))
+        return any(self._is_end(each, 1) for each in node.all_input_nodes)
 
-    def _is_destination(self, node: Node) -> bool:
-        """Return whether a value is the destinations of edges, all or selected ones."""
+    def _is_end(self, node: Node, end: int) -> bool:
+        """Return whether a value is the sources, or destinations, of edges, all or selected."""
         value = self._record[node]
         if not isinstance(value, Tensor) or value.dtype != torch.long or node is self._edges:
             return False
         if self._kinds[node] == SELECTED:
             source, *rest = node.args
-            is_end = node.target is operator.getitem and rest == [1] and value.dim() == 1
-            return is_end or (isinstance(source, Node) and self._is_destination(source))
-        ends = self._record[self._edges][1]
+            is_end = node.target is operator.getitem and rest == [end] and value.dim() == 1
+            return is_end or (isinstance(source, Node) and self._is_end(source, end))
+        ends = self._record[self._edges][end]
         return (
             self._kinds[node] == EDGES and value.numel() > 0
             and value.numel() % ends.numel() == 0
@@ -166,15 +168,8 @@ class _Writer:
     def sums_at_sources(self, node: Node) -> bool:
         """Return whether a value has a row for each source of edges, not for each destination."""
         sources, destinations = self._record[self._edges]
-        indices = [
-            self._record[each] for each in node.all_input_nodes if self._kinds[each] == EDGES
-        ]
         return not torch.equal(sources, destinations) and any(
-            isinstance(index, Tensor)
-            and index.dtype == torch.long
-            and index.numel()
-            and torch.equal(index.reshape(sources.numel(), -1)[:, 0], sources)
-            for index in indices
+            self._is_end(each, 0) for each in node.all_input_nodes
         )
 
     def _find_shared(self) -> set[Node]:
@@ -313,7 +308,7 @@ def wrap_messages(
 
 def replace_sums(
     net: Module, graph: Graph, edges: Node, kinds: dict[Node, str], record: dict[Node, Any]
-) -> bool:
+) -> Added | None:
     """Replace messages that only weight neighbours' rows by products with the adjacency.
 
     Products are fused. Messages are compared with each of them for random numbers, in training and
@@ -327,42 +322,43 @@ def replace_sums(
         record: These values on a small graph.
 
     Returns:
-        ``True`` if there is such a product.
+        The products with some of the edges, as functions of the module; ``None`` if there is no
+        product.
     """
-    found = False
+    added: Added | None = None
     for node in list(graph.nodes):
         module = get_module(net, node)
-        if not isinstance(module, Messages | Propagation) or node.args != (edges,):
+        inner = module.layer if isinstance(module, OnSomeEdges) else module
+        if not isinstance(inner, Messages | Propagation) or node.args[:1] != (edges,):
             continue
-        given = [each for each in node.kwargs.values() if isinstance(each, Node)]
+        given = [each for each in (*node.args[1:], *node.kwargs.values()) if isinstance(each, Node)]
         rows = [each for each in given if kinds[each] == ROWS]
         weights = [each for each in given if kinds[each] == EDGES]
+        masks = [each for each in weights if getattr(record[each], "dtype", None) is torch.bool][:1]
+        weights = [each for each in weights if each not in masks]
         is_sum = kinds[node] == ROWS and len(rows) == 1 and len(weights) <= 1
-        if not is_sum or len(given) != len(rows) + len(weights):
+        if not is_sum or len(given) != len(rows) + len(weights) + len(masks):
             continue
-        name = _find_product(module, node.kwargs, rows + weights, edges, record)
+        name = _find_product(node, module, inner, rows + weights, masks, record)
         if name:
+            added = added or {}
             with graph.inserting_before(node):
                 flat = [graph.call_method("view", (weight, -1)) for weight in weights]
-                made = graph.call_module(name, (rows[0], edges, *flat))
+                made = call_product(net, graph, name, (rows[0], edges, *flat), masks, added)
             made.meta.update(node.meta)
             kinds[made], record[made] = kinds[node], record[node]
             node.replace_all_uses_with(made)
             graph.erase_node(node)
-            found = True
     add_products(net, graph)
-    return found
+    return added
 
 
 def _find_product(
-    module: Messages | Propagation,
-    named: Mapping[str, Any],
-    given: Sequence[Node],
-    edges: Node,
-    record: Values,
+    node: Node, module: Any, inner: Any, given: list[Node], masks: list[Node], record: Values
 ) -> str:
     """Return the name of the product that gives what messages give; "" if none does."""
-    values = [record[edges], *(record[each] for each in given)]
+    edges: Any = node.args[0]
+    values = [record[each] for each in (edges, *given)]
     if not all(isinstance(each, Tensor) and each.layout == torch.strided for each in values):
         return ""
     edge_index, x, *weight = values
@@ -370,17 +366,18 @@ def _find_product(
         return ""
     if not all(each.is_floating_point() for each in (x, *weight)):
         return ""
-    inner: Any = module.layer if isinstance(module, Propagation) else module.function
-    modes = [(each, each.training) for each in inner.modules()]
+    parts: Any = inner.layer if isinstance(inner, Propagation) else inner.function
+    modes = [(each, each.training) for each in parts.modules()]
+    kept = record[masks[0]] if masks else slice(None)
     names = dict(PRODUCTS)
     try:
         for training, scale in ((True, 1.0), (False, 1e6), (True, 1e-3)):  # Limits would show.
-            inner.train(training)
+            parts.train(training)
             drawn = [scale * torch.randn_like(each) for each in (x, *weight)]
-            new = dict(zip(given, drawn, strict=True))
+            new = {**record, **dict(zip(given, drawn, strict=True))}
             with torch.no_grad():
-                out = module(edge_index, **{k: new.get(v, v) for k, v in named.items()})
-                flat = (drawn[0], edge_index, *(each.view(-1) for each in drawn[1:]))
+                out = module(*map_arg(node.args, new.get), **map_arg(node.kwargs, new.get))
+                flat = drawn[0], edge_index[:, kept], *(each.view(-1)[kept] for each in drawn[1:])
                 for name, reduce in list(names.items()):
                     if not is_close(out, SimpleConv(aggr=reduce)(*flat)):
                         del names[name]

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, Node, Proxy
 from torch.nn import Module
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import OnGivenEdges, OnMatrix, WrappedLayer
+from gas.convert.edge_dropout import DROP
+from gas.convert.edge_layers import OnMatrix, WrappedLayer, bind
 from gas.convert.layers import bind_arguments
+from gas.convert.selected import OnSomeEdges, replace_layer
 from gas.convert.trace import GIVEN, UNROLLED, Added, is_layer
 from gas.graph import WEIGHT, layout_of, with_edge_index
 
@@ -174,6 +177,72 @@ NORMALISING = (
 )  # fmt: skip
 
 
+class DifferentEdgesError(ValueError):
+    """Error of layers that can't all take one normalised graph."""
+
+    may_read_values = False
+
+
+def _find_normalising_layers(net: Module, graph: Graph) -> dict[str, Normalise]:
+    """Disable the normalisation of layers that are called, and return it by their names."""
+    called = {node.target for node in graph.nodes if node.op == "call_module"}
+    return {
+        _hop_name(net, name): how
+        for name, layer in net.named_modules()
+        if _hop_name(net, name) in called and (how := disable_normalisation(layer)) is not None
+    }
+
+
+def conflict(one: BaseTransform, other: BaseTransform) -> DifferentEdgesError:
+    """Return the error of a module that needs two transforms of the graph."""
+    return DifferentEdgesError(
+        f"layers take different graphs, of {one} and {other}: build them alike, or with "
+        "normalize=False"
+    )
+
+
+def normalise_edges(
+    edge_index: Any, weight: Any, num_nodes: Any, improved: bool, loops: bool, dtype: Any
+) -> Any:
+    """Compute the edges and weights of a symmetric normalisation, as a function that is traced."""
+    args = edge_index, weight, num_nodes, improved, loops
+    if isinstance(edge_index, Proxy):
+        return edge_index.tracer.create_proxy("call_function", normalise_edges, (*args, dtype), {})
+    return gcn_norm(*args, dtype=dtype)
+
+
+def write_normalisation(net: Module, graph: Graph) -> None:
+    """Write what layers normalise by themselves into a traced graph, each on its own edges.
+
+    Args:
+        net: The module, whose layers no longer normalise.
+        graph: Its traced graph, which gets calls of :func:`normalise_edges`.
+
+    Raises:
+        ValueError: If a layer normalises edges that are left of a dropout.
+    """
+    found = _find_normalising_layers(net, graph)
+    for node in list(graph.nodes):
+        if node.op != "call_module" or node.target not in found:
+            continue
+        if DROP in node.meta:
+            raise ValueError(
+                f"'{node.target}' normalises edges that are left of a dropout, and other layers "
+                "take others: build them alike, or drop no edges"
+            )
+        layer: Any = net.get_submodule(str(node.target))
+        given, how = bind_arguments(layer, node), found[str(node.target)]
+        with graph.inserting_before(node):
+            size = graph.call_method("size", (given["x"], layer.node_dim))
+            dtype = graph.call_function(getattr, (given["x"], "dtype"))
+            args = given["edge_index"], given.get(WEIGHT), size, how.improved, how.add_self_loops
+            made = graph.call_function(normalise_edges, (*args, dtype))
+            if how.add_self_loops:
+                given["edge_index"] = graph.call_function(operator.getitem, (made, 0))
+            given[WEIGHT] = graph.call_function(operator.getitem, (made, 1))
+        node.args, node.kwargs = (), bind(layer, (), given)
+
+
 def move_normalisation(
     net: Module, graph: Graph, edges: str, weighted: Sequence[str]
 ) -> tuple[Normalise | None, list[str], Added]:
@@ -188,13 +257,11 @@ def move_normalisation(
     Returns:
         The transform of the graph, the names of the layers that take its weights, and further
         layers.
+
+    Raises:
+        DifferentEdgesError: If layers normalise the graph in different ways.
     """
-    called = {node.target for node in graph.nodes if node.op == "call_module"}
-    found = {
-        _hop_name(net, name): how
-        for name, layer in net.named_modules()
-        if _hop_name(net, name) in called and (how := disable_normalisation(layer)) is not None
-    }
+    found = _find_normalising_layers(net, graph)
     for node in graph.nodes:
         if node.op != "call_module" or node.target not in found:
             continue
@@ -211,7 +278,7 @@ def move_normalisation(
                 graph.erase_node(weight)
         found[str(node.target)].weighted = weight is not None or node.target in weighted
     if len(set(found.values())) > 1:
-        raise ValueError(
+        raise DifferentEdgesError(
             f"layers normalise the graph in different ways, {found}: build them alike, or with "
             "normalize=False"
         )
@@ -242,7 +309,7 @@ def _take_given_edges(net: Module, graph: Graph, edges: str, normalised: Collect
                 mark = graph.placeholder(GIVEN)
         name = f"_given_{len(added)}"
         given.pop(names[0])
-        added[name] = _wrap(net, graph, node, name, OnGivenEdges, names[0], (source, mark), given)
+        added[name] = _wrap(net, graph, node, name, OnSomeEdges, names[0], (source, mark), given)
     return added
 
 
@@ -276,12 +343,7 @@ def _wrap(
 ) -> Callable[[Module], Module]:  # fmt: skip
     """Have a node call a layer by another that prepares its edges, and return how to make that."""
     make = functools.partial(kind, target=str(node.target), edges=edges)
-    net.add_module(name, make(net))
-    with graph.inserting_before(node):
-        made = graph.call_module(name, args, given)
-    made.meta.update(node.meta)
-    node.replace_all_uses_with(made)
-    graph.erase_node(node)
+    replace_layer(net, graph, node, name, make, args, given)
     return make
 
 

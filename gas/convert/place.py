@@ -27,6 +27,7 @@ from gas.convert.scope import (
     kept_edges,
     own_rows,
     pull,
+    select_edges,
     sources,
     weights,
 )
@@ -174,6 +175,7 @@ class _Writer:
         self.graph = Graph()
         self._scope = self.graph.placeholder("scope")
         self._dropped: dict[int, Node] = {}  # Scopes without edges that are dropped in training.
+        self._selected: dict[tuple[Node, Node], Node] = {}  # Scopes with some of the edges.
         self._written: dict[Node, Node] = {}  # For all rows, if the placement says so.
         self._own: dict[Node, Node] = {}
         self._all: dict[Node, Node] = {}
@@ -230,21 +232,29 @@ class _Writer:
 
     def _write_layer(self, node: Node) -> Node:
         call = self._calls[node]
-        scope = self._scope if call.dropped is None else self._drop_edges(*call.dropped)
-
-        def make(function: Any, *args: Any) -> Node:
-            return self.graph.call_function(function, (scope, *args))
+        given = self._scope if call.dropped is None else self._drop_edges(*call.dropped)
 
         def value_of(argument: Any) -> Any:
             if not isinstance(argument, Node):
                 return argument
-            is_dropped = call.dropped is not None and self._kinds[argument] == EDGES
             rows = self.all_rows(argument)
-            return make(kept_edges, rows, self._is_scaled(argument)) if is_dropped else rows
+            if call.dropped is None or self._kinds[argument] != EDGES:
+                return rows
+            return self.graph.call_function(kept_edges, (given, rows, self._is_scaled(argument)))
 
-        given = call.arguments(call.form, make, value_of)
-        (_, first), *rest = given.items()
-        out = self.graph.call_module(str(node.target), (first,), dict(rest))
+        scope = given
+        if call.selected is not None:
+            key = given, call.selected
+            if key not in self._selected:
+                scope = self.graph.call_function(select_edges, (given, value_of(call.selected)))
+                self._selected[key] = scope
+            scope = self._selected[key]
+
+        def make(function: Any, *args: Any) -> Node:
+            return self.graph.call_function(function, (scope, *args))
+
+        (_, first), *rest = call.arguments(call.form, make, value_of).items()
+        out = self.graph.call_module(call.name, (first,), dict(rest))
         return self._cut(node, out) if self._kinds[node] == ROWS else out
 
     def _is_scaled(self, node: Node) -> bool:

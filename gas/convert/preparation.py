@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
@@ -19,15 +21,17 @@ class Preparation(BaseTransform):
     """The edges and attributes that a module computes of a whole graph's edges.
 
     Such as self-loops, degrees and symmetric normalisation, of which a mini-batch doesn't know
-    enough.
+    enough. If layers take different lists of edges, the graph gets them all, and masks.
 
     Args:
-        function: Returns the edges, the attributes, and what is to be checked, of the graph's
-            edges, number of nodes and device, and of ``names``.
+        function: Returns the lists of edges, the attributes, and what is to be checked, of the
+            graph's edges, number of nodes and device, and of ``names``.
         names: The attributes of edges that it takes.
-        made: The names of the attributes that it makes.
-        checks: Where else each of the last results was found on small graphs: a row of the edges,
-            ``None`` for both, or the name of an attribute.
+        masks: The name of the mask of each list among all edges; "" for one that has them all.
+        made: The names of the attributes that it makes, and the position of the list that each has
+            rows of; ``None`` if its rows are those of nodes.
+        checks: Where else each of the last results was found on small graphs: the position of the
+            list, and a row of it, ``None`` for both, or the name of an attribute.
         described: The functions that it calls, for its description.
         keeps_loops: Whether layers change the edges after a dropout of edges, so that none of the
             self-loops that they add are dropped.
@@ -40,13 +44,16 @@ class Preparation(BaseTransform):
         self,
         function: GraphModule,
         names: Sequence[str],
-        made: Sequence[str],
-        checks: Sequence[int | str | None],
+        masks: Sequence[str],
+        made: Mapping[str, int | None],
+        checks: Sequence[tuple[int | None, int | str | None]],
         described: str,
         keeps_loops: bool,
     ) -> None:
         self.keeps_loops = keeps_loops
-        self.function, self.names, self.made = function, tuple(names), tuple(made)
+        self.function, self.names = function, tuple(names)
+        self.made = (*made, *filter(None, masks))
+        self._masks, self._lists = tuple(masks), dict(made)
         self._checks = tuple(checks)
         self._described = described
 
@@ -65,32 +72,45 @@ class Preparation(BaseTransform):
         before = data.edge_index
         given = [data[name] for name in self.names]
         found = self.function(before.clone(), data.num_nodes, before.device, *given)
-        edges, rest = found[0], found[1:]
-        size = len(rest) - len(self._checks)
-        values, checked = rest[:size], rest[size:]
-        if not values:  # A graph that isn't prepared lacks it.
-            values = [torch.ones(edges.size(1), dtype=torch.bool, device=edges.device)]
-        made = dict(zip(self.made, values, strict=True))
-        for value, where in zip(checked, self._checks, strict=True):
-            other = edges if where is None else made[where] if where in made else edges[where]
-            if isinstance(where, int) and other.size(0) == value.size(0):
-                other = other.view(-1, *[1] * (value.dim() - 1)).expand_as(value)
-            if not is_close(value, other):
-                raise ValueError(
-                    f"layers take different edges on this graph, of {self}, although they take the "
-                    "same on a small one: change the edges of the graph before the model"
-                )
+        lists, rest = found[: len(self._masks)], found[len(self._masks) :]
+        values = dict(zip(self._lists, rest, strict=False))
+        for value, (position, where) in zip(rest[len(values) :], self._checks, strict=True):
+            self._check(value, values[where] if isinstance(where, str) else lists[position], where)
+        edges, places = join_lists(lists, int(data.num_nodes or 0))
+        whole = [each for name, each in zip(self._masks, lists, strict=True) if not name]
+        if any(each.size(1) != edges.size(1) for each in whole) or any(
+            at is not None and values[name].size(0) != lists[at].size(1)
+            for name, at in self._lists.items()
+        ):
+            raise self._mismatch()
+        masks = {name: at for at, name in enumerate(self._masks) if name}
+        values |= {
+            name: torch.ones(lists[at].size(1), dtype=torch.bool, device=edges.device)
+            for name, at in masks.items()
+        }
+        made = {
+            name: _spread(values[name], None if at is None else places[at], edges.size(1))
+            for name, at in (self._lists | masks).items()
+        }
         if edges.shape != before.shape or not torch.equal(edges, before):
             for name in [key for key in data.to_dict() if is_row_per_edge(data, key)]:
                 del data[name]  # They don't follow.
         data.edge_index = edges
         return data.update(made)
 
-    def conflict(self, other: BaseTransform) -> ValueError:
-        """Return the error of a module that needs another transform as well."""
+    def _check(self, value: Any, other: Any, where: int | str | None) -> None:
+        """Check that a value is found where it was on small graphs."""
+        if isinstance(where, int):
+            other = other[where]
+            if other.size(0) == value.size(0):
+                other = other.view(-1, *[1] * (value.dim() - 1)).expand_as(value)
+        if not is_close(value, other):
+            raise self._mismatch()
+
+    def _mismatch(self) -> ValueError:
         return ValueError(
-            f"layers take different graphs, of {self} and {other}: build them alike, or with "
-            "normalize=False"
+            f"layers take different edges on this graph, of {self}, although they take the same on "
+            "a small one: change the edges of the graph before the model"
         )
 
     def __eq__(self, other: object) -> bool:
@@ -121,3 +141,49 @@ def check_unprepared(names: Iterable[str], known: Collection[str]) -> None:
             raise ValueError(
                 "the graph was prepared for another model than this one: give the graph as it was"
             )
+
+
+def join_lists(lists: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """Join lists of edges into one that has those of each, and no more.
+
+    An edge that lists have twice at most is twice in the result.
+
+    Args:
+        lists: The lists, each ``[2, num_edges]``.
+        num_nodes: The number of nodes.
+
+    Returns:
+        The edges, in the order in which they are met, and the position among them of each edge of
+        each list; ``None`` if there is one list, which is returned as it is.
+    """
+    if len(lists) == 1:
+        return lists[0], [None]
+    longest = max(lists, key=lambda each: each.size(1))
+    if all(torch.equal(longest[:, : each.size(1)], each) for each in lists):
+        return longest, [torch.arange(each.size(1), device=each.device) for each in lists]
+    edges = torch.cat(list(lists), dim=1)
+    src, dst = edges
+    _, keys = torch.unique(src * num_nodes + dst, return_inverse=True)
+    start, turns = 0, []
+    for each in lists:  # Of several equal edges of a list, the first, the second, ...
+        mine, order = keys[start : start + each.size(1)].sort(stable=True)
+        start += each.size(1)
+        rows = torch.arange(mine.numel(), device=mine.device)
+        first = torch.searchsorted(mine, mine)
+        turns.append(torch.empty_like(rows).index_copy_(0, order, rows - first))
+    turn = torch.cat(turns)
+    most = int(turn.max()) + 1 if turn.numel() else 1
+    _, joined = torch.unique(keys * most + turn, return_inverse=True)
+    rows = torch.arange(joined.numel(), device=joined.device)
+    count = int(joined.max()) + 1 if joined.numel() else 0
+    first = rows.new_full((count,), rows.numel()).scatter_reduce_(0, joined, rows, "amin")
+    met, order = first.sort()
+    places = torch.empty_like(order).index_copy_(0, order, rows[:count])[joined]
+    return edges[:, met], places.split([each.size(1) for each in lists])
+
+
+def _spread(rows: Tensor, places: Tensor | None, size: int) -> Tensor:
+    """Return rows of some edges as rows of all of them, zero for others."""
+    if places is None:
+        return rows
+    return rows.new_zeros(size, *rows.shape[1:]).index_copy_(0, places, rows)

@@ -14,155 +14,12 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
-from gas.convert.edge_dropout import AFTER_DROP, SCALED, check_scale
-from gas.convert.kinds import Values, function_name, is_selection
-from gas.convert.known import assign, is_about_shape, is_close
-from gas.convert.preparation import PREPARED, Preparation
+from gas.convert.edge_dropout import AFTER_DROP, DROP, SCALED, check_scale
+from gas.convert.edge_values import EdgeValues, has_rows
+from gas.convert.kinds import Values, function_name
+from gas.convert.known import assign, is_close
+from gas.convert.preparation import PREPARED, Preparation, join_lists
 from gas.convert.rewrite import erase_unused, exchange
-
-
-class _Finder:
-    """Finder of the values that follow from the edges alone.
-
-    Args:
-        graph: A traced graph.
-        edges: The input that is the adjacency.
-        records: The values of its nodes on several small graphs.
-        graphs: These graphs.
-        keeps_selections: Whether to leave selected edges, ``edge_index[:, mask]``, to the module.
-    """
-
-    def __init__(
-        self, graph: Graph, edges: str, records: Sequence[Values], graphs: Sequence[Data],
-        keeps_selections: bool,
-    ) -> None:  # fmt: skip
-        self.graph, self.records = graph, records
-        self.counts = [(each.num_nodes, each.num_edges) for each in graphs]
-        self.inside: list[Node] = []
-        self.inputs: list[Node] = []  # Attributes of edges.
-        self.edges = next(node for node in graph.nodes if node.target == edges)
-        found: set[Node] = set()  # What follows from the edges.
-        sized: set[Node] = set()  # What follows from the number of nodes, such as zeros.
-        for node in graph.nodes:
-            inputs = node.all_input_nodes
-            if node.op == "placeholder":
-                value = records[0][node]
-                if node is self.edges or _has_rows(value, graphs[0].num_edges):
-                    self.inputs.append(node)
-                    found.add(node)
-            elif node.op not in ("call_function", "call_method") or not all(
-                each in found or each in sized or self.is_plain(each) or self.is_count(each)
-                for each in inputs
-            ):
-                continue
-            elif found.isdisjoint(inputs):
-                sized.add(node)
-            else:
-                found.add(node)
-                if node.target is assign:
-                    found.update(inputs[:1])  # What it changes.
-        self.found = found
-        needed = {each for node in found for each in node.all_input_nodes if each in sized}
-        for node in reversed(graph.nodes):
-            if node in needed:
-                needed.update(each for each in node.all_input_nodes if each in sized)
-        self.inside = [
-            node for node in graph.nodes
-            if node in needed or (node in found and node.op != "placeholder")
-        ]  # fmt: skip
-        # Move what needs the whole graph. Values of single edges stay, such as their ends.
-        self.moved: set[Node] = set()
-        self._kept_sizes = {tuple(edges for _, edges in self.counts)}
-        for node in self.inside:
-            inputs = node.all_input_nodes
-            if keeps_selections and self.moved.isdisjoint(inputs) and node in found:
-                self._keep_selection(node)
-            if node in found and (
-                not self._is_like_edges(node)
-                or self._weighs_edges(node)
-                or (not self.moved.isdisjoint(inputs) and not self._is_selected(node))
-            ):
-                self.moved.add(node)
-                if node.target is assign:
-                    self.moved.update(inputs[:1])
-        self.read = [
-            node for node in self.inside
-            if node in self.moved
-            and any(user not in self.moved for user in node.users) and not self.is_plain(node)
-        ]  # fmt: skip
-
-    def is_plain(self, node: Node) -> bool:
-        """Return whether a value is a number that follows from shapes, whatever the graph."""
-        if node.op == "placeholder":
-            return False  # Whether it is training.
-        first, *rest = (record[node] for record in self.records)
-        if self._has_tensor(node) or any(other != first for other in rest):
-            return False
-        return all(
-            is_about_shape(node)
-            if self._has_tensor(each)
-            else self.is_plain(each) or self.is_count(each)
-            for each in node.all_input_nodes
-        )
-
-    def _has_tensor(self, node: Node) -> bool:
-        return any(isinstance(leaf, Tensor) for leaf in tree_leaves(self.records[0][node]))
-
-    def is_count(self, node: Node) -> bool:
-        """Return whether a value is the number of nodes."""
-        values = [record[node] for record in self.records]
-        return all(
-            type(value) is int and value == counts[0]
-            for value, counts in zip(values, self.counts, strict=True)
-        )
-
-    @property
-    def keeps_nothing(self) -> bool:
-        """Return whether there are no selected edges to leave."""
-        return len(self._kept_sizes) == 1
-
-    def _keep_selection(self, node: Node) -> None:
-        if is_selection(node, self.records[0]):
-            self._kept_sizes.update(self._sizes(node))
-
-    def _is_selected(self, node: Node) -> bool:
-        """Return whether a value has rows of selected edges, which stay with the module."""
-        edges = tuple(edges for _, edges in self.counts)
-        return any(found in self._kept_sizes and found != edges for found in self._sizes(node))
-
-    def _sizes(self, node: Node) -> list[tuple[int, ...]]:
-        per_graph = [
-            [size for leaf in tree_leaves(record[node]) if isinstance(leaf, Tensor)
-             for size in leaf.shape]
-            for record in self.records
-        ]  # fmt: skip
-        return list(zip(*per_graph, strict=True))
-
-    def _weighs_edges(self, node: Node) -> bool:
-        """Return whether numbers that follow from the edges are given to a layer with edges."""
-        value = self.records[0][node]
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return False
-        layers = [user for user in node.users if user.op == "call_module"]
-        if any(self.edges in layer.all_input_nodes for layer in layers):
-            return self._uses(node, False)
-        is_read = any(user not in self.found for user in node.users)
-        return is_read and _has_rows(value, self.counts[0][1]) and self._uses(node, True)
-
-    def _uses(self, node: Node, sizes: bool) -> bool:
-        """Return whether a value is computed of the edges themselves, or of their number."""
-        if sizes and is_about_shape(node):
-            return self._uses(node, False)
-        if not sizes and node is self.edges:
-            return True
-        return any(self._uses(each, sizes) for each in node.all_input_nodes)
-
-    def _is_like_edges(self, node: Node) -> bool:
-        return all(len(set(found)) == 1 or found in self._kept_sizes for found in self._sizes(node))
-
-
-def _has_rows(value: Any, size: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
 
 
 def _are_equal(one: Any, other: Any) -> bool:
@@ -171,19 +28,36 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 
 class _Extractor:
-    """Moves what a traced graph computes of edges alone into a transform."""
+    """Moves what a traced graph computes of edges alone into a transform.
 
-    def __init__(self, finder: _Finder) -> None:
+    Args:
+        finder: The values that follow from the edges.
+        joins: Whether layers may take different lists of edges, which the transform joins.
+    """
+
+    def __init__(self, finder: EdgeValues, joins: bool) -> None:
         self._finder = finder
-        self._values: dict[Node, Any] = {node: finder.records[0][node] for node in finder.inside}
-        self._made: list[Node] = []  # The attributes.
-        self._checks: list[tuple[Node, int | str | None]] = []
-        self._edges = self._find_edges()
+        self._values: dict[Node, Any] = {
+            node: finder.records[0][node] for node in (*finder.inputs, *finder.inside)
+        }
+        self._made: dict[Node, int | None] = {}  # The attributes, and the list of their rows.
+        self._checks: list[tuple[Node, int | None, int | str | None]] = []
+        self._lists = self._find_lists(joins)
+        self._masks = self._name_masks()
+        self._selected: dict[Node, Node] = {}  # Edges and attributes of one of the lists.
+        self._read = list(finder.read)
+        self._is_original = _are_equal(self._edges(0), self._values[finder.edges])
+        if self._masks[0] or not self._is_original:  # Attributes don't follow otherwise.
+            attributes = [node for node in finder.inputs if node is not finder.edges]
+            self._read += [node for node in attributes if self._is_read(node)]
+        for node in self._read:
+            self._check_place(node)
+            if self._reduces_left(node):
+                check_scale(node, self._values[node], self._edges(0), finder.counts[0][0])
 
-    def _find_edges(self) -> Node:
-        """Find the edges that the values that are read belong to."""
+    def _find_lists(self, joins: bool) -> list[Node]:
+        """Find the different lists of edges that the values that are read belong to."""
         finder = self._finder
-        original = finder.records[0][finder.edges]
         candidates = [
             node for node in finder.inside
             if isinstance(value := self._values[node], Tensor) and not value.is_floating_point()
@@ -191,42 +65,87 @@ class _Extractor:
         ]  # fmt: skip
         chosen: list[Node] = []
         for node in finder.read:
-            value = self._values[node]
-            if not isinstance(value, Tensor) or value.dtype != torch.long:
-                continue
-            for edges in [*candidates, finder.edges]:
-                whole: Any = self._values.get(edges, original)
-                parts = (whole, whole[0], whole[1])
-                if any(_are_equal(value, part) for part in parts):
-                    chosen.append(edges)
-                    break
+            found = [each for each in (*candidates, finder.edges) if self._is_part(node, each)]
+            chosen += ([each for each in found if each in node.all_input_nodes] or found)[:1]
         kept = [node for node in finder.found if node not in finder.moved]
-        uses_original = any(
-            user not in finder.found for node in kept for user in node.users
-            if node is finder.edges or node.op != "placeholder"
-        )  # fmt: skip
-        if uses_original or not chosen:
+        read = [node for node in kept if any(user not in finder.found for user in node.users)]
+        if any(joins or finder.uses_edges(node) for node in read) or not chosen:
             chosen.append(finder.edges)
-        wholes: list[Any] = [self._values.get(edges, original) for edges in chosen]
-        if any(not _are_equal(wholes[0], other) for other in wholes[1:]):
+        lists: list[Node] = []
+        for node in chosen:
+            if not any(_are_equal(self._values[node], self._values[each]) for each in lists):
+                lists.append(node)
+        original = self._values[finder.edges]
+        lists.sort(key=lambda node: not _are_equal(self._values[node], original))
+        if len(lists) > 1 and (not joins or any(DROP in node.meta for node in finder.graph.nodes)):
             raise ValueError(
-                "layers take different graphs, some the edges as they are, and some those of "
-                f"'{chosen[0].name}': use layers that all take the same ones"
+                "edges are dropped, and layers take different ones, some the edges as they are, "
+                f"and some those of '{lists[1].name}': use layers that all take the same ones"
             )
-        for node in finder.read:
-            self._check_place(node, wholes[0])
-            if self._reduces_left(node):
-                check_scale(node, self._values[node], wholes[0], finder.counts[0][0])
-        return chosen[0]
+        return lists
 
-    def _check_place(self, node: Node, edges: Any) -> None:
-        """Refuse a value that can't be an attribute of the graph."""
+    def _is_part(self, node: Node, edges: Node) -> bool:
+        """Return whether a value is a list of edges, or one of its ends."""
+        value, whole = self._values.get(node), self._values[edges]
+        is_long = isinstance(value, Tensor) and value.dtype == torch.long
+        return is_long and any(_are_equal(value, part) for part in (whole, whole[0], whole[1]))
+
+    def _name_masks(self) -> list[str]:
+        """Return the names of the masks that select each list; "" for one that has all edges."""
+        finder, names = self._finder, [""] * len(self._lists)
+        for record, (num_nodes, _) in zip(finder.records, finder.counts, strict=True):
+            edges, places = join_lists([record[node] for node in self._lists], num_nodes or 0)
+            for position, place in enumerate(places):
+                if place is not None and place.numel() < edges.size(1):
+                    names[position] = f"{PREPARED}edge_list_{position}"
+        return names
+
+    def _is_read(self, node: Node) -> bool:
+        """Return whether a value is read by what doesn't follow from the edges, or by way of it."""
+        users = [user for user in node.users if user not in self._finder.moved]
+        return any(user not in self._finder.found or self._is_read(user) for user in users)
+
+    def _edges(self, position: int) -> Tensor:
+        """Return a list of edges on the first small graph."""
+        edges: Tensor = self._values[self._lists[position]]
+        return edges
+
+    def _find_list(self, node: Node) -> int | None:
+        """Find the list of edges that a value has a row for each of; ``None`` if there is none."""
         value = self._values[node]
-        if isinstance(value, int) and value == edges.size(1):
-            return
-        is_ends = any(_are_equal(value, part) for part in (edges, edges[0], edges[1]))
-        sizes = (edges.size(1), self._finder.counts[0][0])
-        if not is_ends and not any(_has_rows(value, size) for size in sizes):
+        found = [
+            position for position, edges in enumerate(self._lists)
+            if self._is_part(node, edges) or self._as_column(value, self._edges(position))
+        ] or [
+            position for position in range(len(self._lists))
+            if has_rows(value, size := self._edges(position).size(1))
+            or (isinstance(value, int) and value == size)
+        ]  # fmt: skip
+        if len(found) < 2:
+            return found[0] if found else None
+        # Several have as many edges: it is given, or computed, with one of them.
+        together = [each for user in node.users for each in user.all_input_nodes]
+        siblings = [user for each in node.all_input_nodes for user in each.users]
+        for others in (together, siblings, self._inputs_of(node)):
+            for each in others:
+                for position in found:
+                    if self._is_part(each, self._lists[position]):
+                        return position
+        return found[0]
+
+    def _inputs_of(self, node: Node) -> list[Node]:
+        """Return what a value is computed of, the last first."""
+        before, left = {node}, [node]
+        while left:
+            new = [each for each in left.pop().all_input_nodes if each not in before]
+            before.update(new)
+            left += new
+        return [each for each in reversed(self._finder.inside) if each in before]
+
+    def _check_place(self, node: Node) -> None:
+        """Refuse a value that can't be an attribute of the graph."""
+        is_of_nodes = has_rows(self._values[node], self._finder.counts[0][0])
+        if not is_of_nodes and self._find_list(node) is None:
             raise ValueError(
                 f"'{node.name}' ({function_name(node)}) is computed of the edges, and isn't a row "
                 "for each node or edge: compute it before, and give it as an attribute"
@@ -235,11 +154,15 @@ class _Extractor:
     def run(self) -> Preparation:
         """Change the graph, and return the transform."""
         finder = self._finder
-        replaced: dict[Node, Any] = {node: self._replace(node) for node in finder.read}
+        readers = {node for node in finder.graph.nodes if node not in finder.moved}
+        replaced: dict[Node, Any] = {}
+        if self._masks[0] and self._is_original:  # First, as others are replaced by all edges.
+            replaced[finder.edges] = self._select(finder.edges, 0)
+        replaced |= {node: self._replace(node) for node in self._read}
         replaced |= {node: self._values[node] for node in finder.moved if finder.is_plain(node)}
         function = self._write()
         for node, other in replaced.items():
-            exchange(node, other, lambda user: user not in finder.moved)
+            exchange(node, other, readers.__contains__)
         names = [str(node.target) for node in finder.inputs if node is not finder.edges]
         for node in reversed(finder.inside):
             if node in finder.moved:
@@ -251,57 +174,81 @@ class _Extractor:
                 finder.graph.erase_node(node)
         called = dict.fromkeys(map(function_name, finder.inside))
         described = ", ".join(list(called)[:4]) + (", ..." if len(called) > 4 else "")
-        marks = [] if self._made else [f"{PREPARED}edge_0"]
-        for name in marks:
-            self._placeholder(name)
-        names_made = [*map(self._name, self._made), *marks]
-        tag = hashlib.sha1(function.code.encode(), usedforsecurity=False).hexdigest()[:6]
-        own = {name: name.replace(PREPARED, f"{PREPARED}{tag}_") for name in names_made}
+        if not self._made and not any(self._masks):  # A graph that isn't prepared lacks it.
+            self._masks[0] = f"{PREPARED}edge_0"
+            self._placeholder(self._masks[0])
+        made = {self._name(node): position for node, position in self._made.items()}
+        text = f"{function.code}{self._masks}{made}"
+        tag = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:6]
+        own = {name: name.replace(PREPARED, f"{PREPARED}{tag}_") for name in (*made, *self._masks)}
         for node in finder.graph.nodes:
             if node.op == "placeholder" and node.target in own:
                 node.target = own[node.target]
-        checks = [own.get(str(where), where) for _, where in self._checks]
-        keeps_loops = AFTER_DROP in self._edges.meta
-        return Preparation(function, names, list(own.values()), checks, described, keeps_loops)
+        return Preparation(
+            function,
+            names,
+            [own[name] for name in self._masks],
+            {own[name]: position for name, position in made.items()},
+            [(position, own.get(str(where), where)) for _, position, where in self._checks],
+            described,
+            AFTER_DROP in self._lists[0].meta,
+        )
 
     def _replace(self, node: Node) -> Node:
         """Return the node that gives the value to the rest of the graph."""
-        finder, graph = self._finder, self._finder.graph
-        value = self._values[node]
-        edges: Any = self._values.get(self._edges, finder.records[0][finder.edges])
-        for part, position in ((edges, None), (edges[0], 0), (edges[1], 1)):
-            if _are_equal(value, part):
-                self._checks.append((node, position))
-                if position is None:
-                    return finder.edges
+        graph, value, position = self._finder.graph, self._values[node], self._find_list(node)
+        if position is not None:
+            edges, source = self._edges(position), self._finder.edges
+            for part, end in ((edges, None), (edges[0], 0), (edges[1], 1)):
+                if _are_equal(value, part):
+                    self._checks.append((node, position, end))
+                    source = self._select(source, position)
+                    if end is None:
+                        return source
+                    with graph.inserting_before(node):
+                        return graph.call_function(operator.getitem, (source, end))
+            if (column := self._as_column(value, edges)) is not None:
+                end, shape = column
+                self._checks.append((node, position, end))
+                source = self._select(source, position)
                 with graph.inserting_before(node):
-                    return graph.call_function(operator.getitem, (finder.edges, position))
-        if (column := self._as_column(value, edges)) is not None:
-            position, shape = column
-            self._checks.append((node, position))
-            with graph.inserting_before(node):
-                end = graph.call_function(operator.getitem, (finder.edges, position))
-                made = graph.call_method("view", (end, -1, *[1] * len(shape)))
-                return graph.call_method("expand", (made, -1, *shape))
-        if isinstance(value, int) and value == edges.size(1):
-            with graph.inserting_before(node):
-                return graph.call_method("size", (finder.edges, 1))
-        for other in self._made:
-            if _are_equal(self._values[other], value):
-                self._checks.append((node, self._name(other)))
-                return self._placeholder(self._name(other), node)
-        self._made.append(node)
-        return self._placeholder(self._name(node), node)
+                    ends = graph.call_function(operator.getitem, (source, end))
+                    made = graph.call_method("view", (ends, -1, *[1] * len(shape)))
+                    return graph.call_method("expand", (made, -1, *shape))
+            if isinstance(value, int):
+                source = self._select(source, position)
+                with graph.inserting_before(node):
+                    return graph.call_method("size", (source, 1))
+        name = ""
+        for other, where in self._made.items():
+            if where == position and _are_equal(self._values[other], value):
+                name = self._name(other)
+                self._checks.append((node, position, name))
+        if not name:
+            self._made[node] = position
+            name = self._name(node)
+        return self._select(self._placeholder(name, node), position)
+
+    def _select(self, rows: Node, position: int | None) -> Node:
+        """Return the rows of one of the lists, of rows of all edges."""
+        if position is None or not self._masks[position]:
+            return rows
+        mask = self._placeholder(self._masks[position])
+        if (key := mask if rows is self._finder.edges else rows) not in self._selected:
+            index = (slice(None), mask) if rows is self._finder.edges else mask
+            with self._finder.graph.inserting_after(self._inputs()[-1]):
+                made = self._finder.graph.call_function(operator.getitem, (rows, index))
+            self._selected[key] = made
+        return self._selected[key]
 
     def _name(self, node: Node) -> str:
         """Return the name of an attribute, by which its rows are those of nodes or edges."""
-        edges: Any = self._values.get(self._edges, self._finder.records[0][self._finder.edges])
-        kind = "edge" if _has_rows(self._values[node], edges.size(1)) else "node"
-        return f"{PREPARED}{kind}_{self._made.index(node)}"
+        kind = "node" if self._made[node] is None else "edge"
+        return f"{PREPARED}{kind}_{list(self._made).index(node)}"
 
     def _as_column(self, value: Any, edges: Tensor) -> tuple[int, tuple[int, ...]] | None:
         """Return which end of the edges a value repeats, and its shape besides the rows."""
-        if not _has_rows(value, edges.size(1)) or value.dtype != torch.long or not value.numel():
+        if not has_rows(value, edges.size(1)) or value.dtype != torch.long or not value.numel():
             return None
         for position in (0, 1):
             shape = (-1, *[1] * (value.dim() - 1))
@@ -309,10 +256,12 @@ class _Extractor:
                 return position, tuple(value.shape[1:])
         return None
 
+    def _inputs(self) -> list[Node]:
+        return [node for node in self._finder.graph.nodes if node.op == "placeholder"]
+
     def _placeholder(self, name: str, value: Node | None = None) -> Node:
         """Return the input of a name, which notes what the value notes."""
-        graph = self._finder.graph
-        found = [node for node in graph.nodes if node.op == "placeholder"]
+        graph, found = self._finder.graph, self._inputs()
         made = next((node for node in found if node.target == name), None)
         if made is None:
             with graph.inserting_after(found[-1]):
@@ -330,7 +279,7 @@ class _Extractor:
 
     def _has_rows_of_nodes(self, node: Node) -> bool:
         size = self._finder.counts[0][0]
-        return any(_has_rows(leaf, size) for leaf in tree_leaves(self._values.get(node)))
+        return any(has_rows(leaf, size) for leaf in tree_leaves(self._values.get(node)))
 
     def _write(self) -> GraphModule:
         """Write the function that the transform calls."""
@@ -351,8 +300,8 @@ class _Extractor:
 
         for node in finder.inside:
             made[node] = graph.node_copy(node, value_of)
-        checked = [node for node, _ in self._checks]
-        graph.output(map_arg((self._edges, *self._made, *checked), made.__getitem__))
+        checked = [node for node, *_ in self._checks]
+        graph.output(map_arg((*self._lists, *self._made, *checked), made.__getitem__))
         return GraphModule(torch.nn.Module(), graph, "Preparation")
 
 
@@ -360,6 +309,9 @@ def move_preparation(
     graph: Graph, edges: str, records: Sequence[Values], graphs: Sequence[Data]
 ) -> Preparation | None:
     """Move what a traced graph computes of the edges alone to a transform of the whole graph.
+
+    Edges that the module selects, ``edge_index[:, mask]``, stay with it, if layers take different
+    lists of edges otherwise. If they still do, the transform joins these lists.
 
     Args:
         graph: The traced graph of a module, which is changed: it gets the results as inputs.
@@ -371,19 +323,22 @@ def move_preparation(
         The transform; ``None`` if a mini-batch has all that it takes.
 
     Raises:
-        ValueError: If layers take different edges.
+        ValueError: If it can't be an attribute of nodes or edges, or edges are dropped of several
+            lists.
     """
-    try:
-        return _extract(_Finder(graph, edges, records, graphs, False))
-    except ValueError:
-        finder = _Finder(graph, edges, records, graphs, True)
-        if finder.keeps_nothing:
-            raise
-        return _extract(finder)
-
-
-def _extract(finder: _Finder) -> Preparation | None:
-    return _Extractor(finder).run() if finder.read else None
+    failure: ValueError | None = None
+    for keeps_selections, joins in ((False, False), (True, False), (False, True)):
+        finder = EdgeValues(graph, edges, records, graphs, keeps_selections)
+        if keeps_selections and finder.keeps_nothing:
+            continue
+        if not finder.read:
+            return None
+        try:
+            return _Extractor(finder, joins).run()
+        except ValueError as error:
+            failure = error
+    assert failure is not None
+    raise failure
 
 
 def refuse_assignments(graph: Graph) -> None:

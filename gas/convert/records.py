@@ -14,7 +14,7 @@ from gas.convert.edge_layers import bind
 from gas.convert.inputs import Inputs, copy_value, eval_mode
 from gas.convert.known import is_close
 from gas.convert.modes import TRAINING
-from gas.convert.normalise import Normalise
+from gas.convert.normalise import DifferentEdgesError, Normalise
 from gas.convert.outputs import Outputs, find_outputs, flatten
 from gas.graph import WEIGHT
 
@@ -81,7 +81,8 @@ def record_values(
         ]
     except Exception as error:
         how = f" after {transform}, which attributes of edges don't follow" if transform else ""
-        raise ValueError(
+        kind = DifferentEdgesError if transform else ValueError
+        raise kind(
             f"{type(net).__name__} can't be run on a small graph{how}: {type(error).__name__}: "
             f"{str(error).splitlines()[0]}"
         ) from error
@@ -104,7 +105,7 @@ def record_checked(
     return outputs, records
 
 
-class MismatchError(ValueError):
+class MismatchError(DifferentEdgesError):
     """Error of a module whose result changes when it is run again, normalised, or on a list."""
 
     def __init__(self, name: str, transform: Normalise | None, inputs: Inputs) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -127,6 +127,25 @@ def skip_copies(graph: Graph, edges: str) -> None:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
     erase_unused(graph)
+
+
+def turn_ends(graph: Graph, values: Mapping[Node, Any]) -> None:
+    """Have what reads the ends of edges read those of the edges turned round, exchanged.
+
+    Args:
+        graph: A traced graph.
+        values: The values of its nodes on a small graph.
+    """
+    for edges in list(graph.nodes):
+        value: Any = values.get(edges)
+        ends = [user for user in edges.users if user.target is operator.getitem]
+        ends = [end for end in ends if end.args[1] in (0, 1)]
+        is_list = isinstance(value, Tensor) and value.dtype == torch.long and value.dim() == 2
+        if ends and is_list and value.size(0) == 2:
+            with graph.inserting_after(edges):
+                turned = graph.call_method("flip", (edges, 0))
+            for end in ends:
+                end.args = (turned, 0 if end.args[1] == 1 else 1)
 
 
 def _find_end(graph: Graph, node: Node, source: Node) -> Node | None:

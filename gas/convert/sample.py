@@ -50,7 +50,10 @@ def make_sample(
     random = torch.Generator().manual_seed(1)
     src = torch.randint(num_nodes, (num_edges,), generator=random)
     dst = torch.randint(num_nodes - 1, (num_edges,), generator=random).sort().values
-    if not self_loops:
+    if self_loops:  # Two of one node, of which some functions leave one.
+        first = (dst[1:] == dst[:-1]).nonzero()[0]
+        src[first], src[first + 1] = dst[first], dst[first]
+    else:
         src = torch.where(src == dst, (src + 1) % num_nodes, src)
     out = Data(edge_index=torch.stack([src, dst]), num_nodes=num_nodes)
     for name in names:

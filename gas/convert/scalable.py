@@ -2,59 +2,35 @@
 
 from __future__ import annotations
 
-import functools
-import math
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, overload
 
 import torch
 from torch import Tensor
-from torch.fx import Graph
 from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.check import (
-    Conversion,
-    check_edges,
-    check_hooks,
-    describe_layer,
-    make_layer_tests,
-    make_layers,
-)
-from gas.convert.edge_dropout import take_edge_dropout
-from gas.convert.edge_layers import InexactLayerError
+from gas.convert.conversion import Choices, convert_module
+from gas.convert.edge_layers import DirectionError, InexactLayerError
 from gas.convert.inputs import (
     Inputs,
-    copy_with_noise,
-    eval_mode,
     find_inputs,
     make_graph,
     node_table_error,
 )
-from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
-from gas.convert.layers import LayerCall, describe_call, layers_without_weights
-from gas.convert.matrices import replace_products
-from gas.convert.messages import replace_sums, wrap_messages
 from gas.convert.model import Converted
-from gas.convert.normalise import move_normalisation, take_matrices
-from gas.convert.outputs import check_outputs
-from gas.convert.place import Placement, history_shape, place_histories, write_graph
-from gas.convert.preparation import Preparation
-from gas.convert.prepare import move_preparation, refuse_assignments
-from gas.convert.projection import merge_projections
-from gas.convert.records import MismatchError, record_checked, record_values
-from gas.convert.rewrite import follow_changes, skip_copies
-from gas.convert.sample import SAMPLES, find_sample_graphs
-from gas.convert.trace import CONSTANT, UNROLLED, Opened, is_layer, trace
-from gas.graph import check_nodes, is_row_per_edge
-from gas.nn import NeverExactError, check_exact, explain_failures, fuse
+from gas.convert.normalise import (
+    DifferentEdgesError,
+)
+from gas.convert.sample import find_sample_graphs
+from gas.convert.trace import UNROLLED
+from gas.graph import check_nodes
+from gas.nn import NeverExactError, check_exact, explain_failures
 from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
 
 _LOCK = threading.RLock()  # One thread converts at a time: functions are replaced meanwhile.
-OWN = 31  # In-batch nodes of the first mini-batch on which layers are checked.
 
 
 @overload
@@ -160,25 +136,31 @@ def _convert_opening(
 ) -> Converted:
     """Convert a module; follow layers of its own that aren't exact as a whole."""
     is_layer = isinstance(net, MessagePassing) and not isinstance(net, UNROLLED)
-    opened: Opened = (type(net),) if is_layer else ()
+    choices = Choices(opened=(type(net),) if is_layer else ())
     first: InexactLayerError | None = None
-    on_matrix = False  # Whether layers read the values of a matrix.
     while True:
         try:
-            return _convert(net, data, inputs, wanted, options, opened, on_matrix)
+            return convert_module(net, data, inputs, wanted, options, choices)
         except InexactLayerError as error:
             first = first or error
             kind = type(error.layer)
             is_own = not kind.__module__.startswith("gas.")
-            if not issubclass(kind, MessagePassing) or not is_own or kind in opened:
+            if not issubclass(kind, MessagePassing) or not is_own or kind in choices.opened:
                 raise ValueError(str(first)) from None
-            opened = (*opened, kind)
+            choices = replace(choices, opened=(*choices.opened, kind))
         except NeverExactError:
             raise
-        except MismatchError as error:
-            if on_matrix or not error.may_read_values:
+        except DirectionError as error:
+            if choices.is_turned or not inputs.is_list:
                 raise ValueError(str(error)) from None
-            on_matrix = True
+            choices = replace(choices, is_turned=True)
+        except DifferentEdgesError as error:
+            if inputs.is_list and not choices.on_own_edges:
+                choices = replace(choices, on_own_edges=True)
+            elif error.may_read_values and not choices.on_matrix:
+                choices = replace(choices, on_matrix=True)
+            else:
+                raise ValueError(str(error)) from None
         except ValueError as error:
             if first is not None:
                 raise ValueError(f"{first}. Inside of it, {error}") from error
@@ -191,156 +173,3 @@ def _convert_opening(
             if (table := node_table_error(net, data, error)) is not None:
                 raise table from error
             raise
-
-
-def _convert(
-    net: Module,
-    data: Data,
-    inputs: Inputs,
-    wanted: dict[str, Any],
-    options: dict[str, Any],
-    opened: Opened = (),
-    on_matrix: bool = False,
-) -> Converted:
-    name = type(net).__name__
-    copied = copy_with_noise(net)
-    with explain_failures(net):
-        graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
-    graph, num_dropped = _trace(copied, inputs, wanted, graphs, opened)
-    prepared = _move_preparation(copied, graph, inputs, graphs)
-    if prepared is not None:
-        graphs = [prepared(each) for each in graphs]
-        inputs = replace(inputs, made=prepared.made)
-    matrices = take_matrices(copied, graph, inputs.edges) if on_matrix else {}
-    weighted = layers_without_weights(copied, graph) if inputs.by_value else []
-    edges = "" if inputs.by_value else inputs.edges
-    transform, normalised, added = move_normalisation(copied, graph, edges, weighted)
-    if transform is not None and prepared is not None:
-        raise prepared.conflict(transform)
-    if transform is not None:
-        transform.fit_to(inputs.is_matrix, inputs.edges)
-        graphs = [transform(each) for each in graphs]
-    given = [*normalised, *weighted]
-    rerun = functools.partial(record_checked, copied, graph, expected, inputs, graphs, transform)
-    outputs, records = rerun(given)
-    counts = [(each.num_nodes, each.num_edges) for each in graphs]
-    kinds = find_value_kinds(graph, records, counts)
-    source = next(node for node in graph.nodes if node.target == inputs.edges)
-    messages = wrap_messages(copied, graph, source, kinds, records[0], counts[0][0])
-    is_replaced = replace_sums(copied, graph, source, kinds, records[0])
-    if merge_projections(copied, graph, kinds, records[0]) or is_replaced or messages:
-        weighted = layers_without_weights(copied, graph) if inputs.by_value else []
-        given = [*normalised, *weighted]
-        outputs, records = rerun(given)
-        kinds = find_value_kinds(graph, records, counts)
-    check_outputs(outputs, kinds, records[0], counts[0][0], name)
-    with eval_mode(copied):
-        check_rows(copied, graph, kinds, records, counts[0])
-    fuse(copied)
-    calls = [
-        describe_call(copied, node, kinds, source, normalised, weighted)
-        for node in graph.nodes if is_layer(copied, node)
-    ]  # fmt: skip
-    check_edges(name, source, calls, num_dropped)
-    with eval_mode(copied):
-        for test in make_layer_tests(calls, kinds, records[0], graphs[0], [OWN]):
-            test.call.form = test.find_form()
-    return _make_model(
-        copied, data, records[0], options,
-        Conversion(net, inputs, graph, kinds, calls, given, prepared or transform,
-            outputs, opened=opened, added=matrices | added | messages,
-        ),
-    )  # fmt: skip
-
-
-def _move_preparation(
-    net: Module, graph: Graph, inputs: Inputs, graphs: Sequence[Data]
-) -> Preparation | None:
-    """Move what a traced graph computes of a list of edges alone to a transform."""
-    prepared = None
-    if inputs.edges == "edge_index" and not inputs.by_value:
-        records = record_values(net, graph, inputs, graphs, (), None)
-        prepared = move_preparation(graph, inputs.edges, records, graphs)
-    refuse_assignments(graph)
-    return prepared
-
-
-def _trace(
-    net: Module, inputs: Inputs, wanted: dict[str, Any], graphs: Sequence[Data], opened: Opened
-) -> tuple[Graph, int]:
-    """Trace a module's method, and remove unused inputs.
-
-    Returns:
-        The graph, and the number of layers whose edges are dropped in training.
-    """
-    given = (*inputs.names, inputs.edges)
-    named = ["x" if key == inputs.features else key for key in wanted]
-    order = list(given) if inputs.graph else [key for key in named if key in given]
-    known = (*order, inputs.graph, inputs.features)
-    fixed = {key: default for key, default in wanted.items() if key not in known}
-    samples = [inputs.values(each) for each in graphs]
-    counts = [int(each.num_nodes or 0) for each in graphs]
-    graph = trace(
-        net, inputs.method, order, inputs.in_call, fixed, samples, counts, inputs.edges, opened
-    )
-    attributes = [name for name in inputs.names if is_row_per_edge(graphs[0], name)]
-    num_dropped = take_edge_dropout(net, graph, inputs.edges, attributes)
-    follow_changes(net, graph)
-    skip_copies(graph, inputs.edges)
-    replace_products(net, graph, inputs.edges)
-    for node in list(graph.nodes):
-        if node.op == "placeholder" and not node.users and node.target in inputs.names:
-            graph.erase_node(node)
-    return graph, num_dropped
-
-
-def _make_model(
-    copied: Module, data: Data, values: Values, options: dict[str, Any], made: Conversion
-) -> Converted:
-    """Place the histories, and make the model of the module's own parameters.
-
-    Args:
-        copied: The copy of the module that was traced.
-        data: The graph.
-        values: The values of the traced graph's nodes on the first small graph.
-        options: Those of :class:`gas.ScalableGNN`.
-        made: The conversion so far.
-    """
-    graph, kinds, calls = made.graph, made.kinds, made.calls
-    placed = place_histories(copied, graph, kinds, calls, values)
-    dims = {node: row_dims(value, SAMPLES[0][0]) for node, value in values.items()}
-    shapes = {node: history_shape(node, values[node], dims[node]) for node in placed.pulled}
-    widths = [math.prod(shape) for shape in shapes.values()]
-    written = write_graph(
-        copied, graph, kinds, placed, calls, made.outputs, dims, shapes, made.transform
-    )
-    drawing = _describe_layers(graph, placed, calls, widths)
-    added = [getattr(make, "keywords", {}).get("target") for make in made.added.values()]
-    check_hooks(made.net, written, added)
-    constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
-    layers = make_layers(made.net, graph, constants, made.opened, made.added)
-    made = replace(
-        made,
-        calls=[replace(call, layer=layers.get_submodule(call.name)) for call in calls],
-        constants=constants,
-        numbers={
-            node: value if isinstance(value, bool | float | str) else None
-            for node, value in values.items()
-        },
-    )
-    return Converted(layers, written, int(data.num_nodes or 0), widths, drawing, options, made)
-
-
-def _describe_layers(
-    graph: Graph, placed: Placement, calls: Sequence[LayerCall], widths: Sequence[int]
-) -> list[str]:
-    """Return a line for every layer and every history."""
-    lines = []
-    by_node = {call.node: call for call in calls}
-    for node in graph.nodes:
-        if (call := by_node.get(node)) is not None:
-            lines.append("{}: {}  [{}]".format(*describe_layer(call), call.form))
-        if node in placed.pulled:
-            position = placed.pulled.index(node)
-            lines.append(f"  history {position}: '{node.name}', {widths[position]} wide")
-    return lines

@@ -53,7 +53,7 @@ class LayerScope:
         self.read_history = read_history
         # Computed once. (torch.compile doesn't support functools.cached_property.)
         self._edge_index: Any = adj_t if self.is_edge_index else None
-        # After a dropout of edges: the mask of the kept ones, and the probability of keeping each.
+        # With some of the edges: their mask, and the probability of keeping each in a dropout.
         self.kept: Tensor | None = None
         self.share: Tensor | None = None
         self._is_checked = False
@@ -72,8 +72,19 @@ class LayerScope:
         if keeps_loops:
             kept |= is_loop
         share = torch.where(is_loop[kept], 1.0, 1.0 - p) if keeps_loops else torch.tensor(1.0 - p)
+        out = self.select_edges(kept, share.to(row.device) if scales else None)
+        out.share = share.to(row.device)
+        return out
+
+    def select_edges(self, kept: Tensor, share: Tensor | None = None) -> LayerScope:
+        """Return a neighbourhood with some of the edges.
+
+        Args:
+            kept: The mask of these edges.
+            share: Divide their weights by this. (default: none)
+        """
         weight = None if self.edge_weight is None else self.edge_weight[kept]
-        if weight is not None and scales:
+        if weight is not None and share is not None:
             weight = weight / share.to(weight.dtype)
         if self.is_edge_index:
             adj: Any = self.edge_index[:, kept]
@@ -83,7 +94,7 @@ class LayerScope:
             adj = Adjacency.from_valid_csr(rowptr, self.adj_t.col[kept], weight, self.adj_t.size(1))
         out = LayerScope(adj, weight, self.batch_size, self.push_and_pull, self.read_history)
         out.given = self.given  # The weights that are checked are those before.
-        out.kept, out.share = kept, share.to(row.device)
+        out.kept = kept
         return out
 
     @property
@@ -152,12 +163,18 @@ def drop_edges(
 
 
 @_make_leaf
+def select_edges(scope: LayerScope, mask: Tensor) -> LayerScope:
+    """Return the neighbourhood with the edges of a mask."""
+    return scope.select_edges(mask)
+
+
+@_make_leaf
 def kept_edges(scope: LayerScope, rows: Any, scaled: bool) -> Any:
     """Return the rows of the kept edges, divided by the probability of keeping them if scaled."""
-    if scope.kept is None or scope.share is None:
+    if scope.kept is None:
         return rows
     rows = rows[scope.kept]
-    if not scaled or not rows.is_floating_point():
+    if not scaled or scope.share is None or not rows.is_floating_point():
         return rows
     share = scope.share.to(rows.dtype)
     return rows / (share if share.dim() == 0 else share.view(-1, *[1] * (rows.dim() - 1)))

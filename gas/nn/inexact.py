@@ -124,6 +124,10 @@ INEXACT: dict[type[torch.nn.Module], Callable[[Any], str]] = {
         "goes from nodes to hyperedges and back within the batch: make the hyperedges nodes of a "
         "HeteroData, with a layer for each way"
     ),
+    pyg.DirGNNConv: lambda _: (
+        "reads the edges out of a node, of which a batch has those into its own nodes alone: add "
+        "them the other way round, as edges of another 'edge_type', and use RGCNConv"
+    ),
     pyg.GraphNorm: _reason_norm_of_all,
     pyg.PairNorm: _reason_norm_of_all,
     pyg.DiffGroupNorm: _reason_norm_of_all,
@@ -159,10 +163,6 @@ NEVER: dict[type[torch.nn.Module], Callable[[Any], str]] = {
     PerformerAttention: _reason_global_attention,
     SGFormerAttention: _reason_global_attention,
     PolynormerAttention: _reason_global_attention,
-    pyg.DirGNNConv: lambda _: (
-        "reads the edges out of a node, of which a batch has those into its own nodes alone: add "
-        "them the other way round, as edges of another 'edge_type', and use RGCNConv"
-    ),
     pyg.LabelPropagation: _reason_no_weights,
     pyg.CorrectAndSmooth: _reason_no_weights,
     pyg.TGNMemory: lambda _: (

@@ -19,7 +19,7 @@ from comparisons import (
 )
 from conftest import random_graph
 from torch import nn
-from torch_geometric.nn import GATConv, GCNConv, MessagePassing, SAGEConv, Sequential
+from torch_geometric.nn import GATConv, MessagePassing, SAGEConv, Sequential
 from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter, softmax
 
 import gas
@@ -321,10 +321,6 @@ def test_some_of_the_edges(function):
     check_gradients(net, with_edge_type(), of_edge_type)
 
 
-def normalised_types(net, x, edge_index, _, edge_type):
-    return sum(conv(x, edge_index[:, edge_type == kind]) for kind, conv in enumerate(net.gcns))
-
-
 def returned_edges(net, x, edge_index, _, edge_type):
     return net.sage(x, edge_index), x[edge_index[:, edge_type == 0][0]]
 
@@ -357,7 +353,6 @@ def test_sums_over_edges_without_self_loops():
 class OfFunction(OfTypes):
     def __init__(self, function):
         super().__init__(function)
-        self.gcns = nn.ModuleList([GCNConv(5, 5) for _ in range(2)])
 
     def forward(self, x, edge_index, edge_attr, edge_type):
         return self.function(self, x, edge_index, edge_attr, edge_type)
@@ -366,7 +361,6 @@ class OfFunction(OfTypes):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (normalised_types, "attributes of edges don't follow"),
         (returned_edges, "isn't a row for each node"),
         (averaged_edges, "selects edges, and isn't summed up by nodes"),
     ],

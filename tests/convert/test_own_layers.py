@@ -144,11 +144,6 @@ def test_weights_are_normalised_once():
         model.prepare(prepared.update({"edge_attr": prepared.edge_weight}))
 
 
-def test_layers_of_different_graphs_are_refused():
-    with pytest.raises(ValueError, match="layers take different graphs, some the edges as they"):
-        gas.to_scalable(Layers(TutorialConv(5, 8), SAGEConv(8, 8)), random_graph())
-
-
 # Arguments of layers ------------------------------------------------------------------------------
 
 

@@ -267,12 +267,6 @@ def test_other_errors_in_words():
         gas.to_scalable(Tuples(), graph())
     with pytest.raises(ValueError, match=r"names no parameters, by which"):
         gas.to_scalable(Anything(), graph())
-    net = pyg.Sequential("x, edge_index, edge_attr", [
-        (pyg.GCNConv(W, 8), "x, edge_index -> x"),
-        (pyg.GINEConv(nn.Linear(8, 3), edge_dim=2), "x, edge_index, edge_attr -> x"),
-    ])  # fmt: skip
-    with pytest.raises(ValueError, match="which attributes of edges don't follow"):
-        gas.to_scalable(net, graph(edge_attr=torch.rand(E, 2)))
 
 
 def test_copies_have_the_same_state():

@@ -63,9 +63,31 @@ def drop_edges(function=lambda net, x, kept, mask: net.conv(x, kept), **given):
     return convert(forward)
 
 
-def half_by_half(net, x, edge_index, edge_mask):
+def half_by_half(net, x, edge_index):
     kept, _ = dropout_edge(edge_index, training=net.training)
-    return net.conv(x, kept[:, edge_mask]) + net.conv2(x, kept[:, ~edge_mask])
+    is_up = kept[0] < kept[1]
+    return net.conv(x, kept[:, is_up]) + net.conv2(x, kept[:, ~is_up])
+
+
+def both_ways(net, x, edge_index):
+    src, dst = edge_index
+    out = torch.zeros_like(x).index_add_(0, dst, x[src])
+    return out + torch.zeros_like(x).index_add_(0, src, x[dst])
+
+
+def with_loops_of_the_left(net, x, edge_index):
+    kept, _ = dropout_edge(edge_index, training=net.training)
+    return net.conv(x, kept) + net.conv2(x, add_self_loops(kept, num_nodes=x.size(0))[0])
+
+
+def normalised_in_two_ways(net, x, edge_index):
+    kept, _ = dropout_edge(edge_index, training=net.training)
+    return net.a(x, kept) + net.b(x, kept)
+
+
+def with_loops_beside_positive(net, x, edge_index, edge_weight):
+    more, _ = add_self_loops(edge_index[:, edge_weight > 0], num_nodes=x.size(0))
+    return net.conv(x, edge_index) + net.conv2(x, more)
 
 
 def weighing_by_mask(net, x, edge_index):
@@ -179,8 +201,11 @@ def products(net, x, edge_index):
     return net.conv(x, edge_index) + (x @ x.t()).flatten().sum()
 
 
-def mixed(net, x, edge_index):
-    return net.b(net.a(x, edge_index), edge_index)
+def matrix_of(data):
+    ones = torch.ones(data.num_edges)
+    data.adj_t = torch.sparse_coo_tensor(data.edge_index.flip(0), ones, (4, 4)).to_sparse_csr()
+    del data.edge_index
+    return data
 
 
 def without_batch():
@@ -311,11 +336,9 @@ CASES = {
         "data",
         data=ring(graph={"x": torch.ones(4, 2)}),
     ),
-    "sums at sources": lambda t: convert(
-        lambda net, x, e: torch.zeros_like(x).index_add_(0, e[0], x[e[1]]), "x, edge_index"
-    ),
-    "edges in another order": lambda t: convert(
-        lambda net, x, e: net.conv(x, e.clamp(min=1)), "x, edge_index"
+    "sums at sources, and at destinations": lambda t: convert(both_ways, "x, edge_index"),
+    "a matrix that the model changes": lambda t: convert(
+        lambda net, x, adj_t: net.conv(x, adj_t * 1), "x, adj_t", data=matrix_of(ring())
     ),
     "a dense layer of a matrix that it makes": lambda t: convert(
         lambda net, x, e: net.lin(torch.sparse_coo_tensor(e, x[e[0], 0], (x.size(0), 2**20))),
@@ -363,9 +386,7 @@ CASES = {
     "a pair of edges that are dropped": lambda t: convert(
         lambda net, x, e: net.conv(x, dropout_edge(e, training=net.training)[-2]), "x, edge_index"
     ),
-    "some of the edges that are dropped": lambda t: convert(
-        half_by_half, "x, edge_index, edge_mask", data=ring(edge_mask=torch.arange(8) % 2 == 0)
-    ),
+    "some of the edges that are dropped": lambda t: convert(half_by_half),
     "a tensor of a count of calls": lambda t: convert(counting),
     "weights of another type": lambda t: gas.to_scalable(
         pyg.GCN(2, 2, 2), ring(edge_weight=torch.ones(8).double())
@@ -418,21 +439,19 @@ CASES = {
         lambda net, x, edge_index: net.conv(x, edge_index) * len(range(x.size(0)))
     ),
     "an assignment": lambda t: convert(assigning),
-    "edges as they are, and others": lambda t: convert(
-        lambda net, x, edge_index: net.conv2(
-            net.conv(x, edge_index), add_self_loops(edge_index, num_nodes=x.size(0))[0]
-        )
+    "what is left of the edges, and others": lambda t: convert(with_loops_of_the_left),
+    "what is left of the edges, normalised in two ways": lambda t: convert(
+        normalised_in_two_ways, a=pyg.GCNConv(2, 2), b=pyg.GCNConv(2, 2, add_self_loops=False)
     ),
+    "edges that others are among on small graphs alone": lambda t: convert(
+        with_loops_beside_positive,
+        "x, edge_index, edge_weight",
+        data=ring(edge_weight=torch.ones(8)),
+    ).prepare(ring(edge_weight=-torch.ones(8))),
     "a number of the edges": lambda t: convert(
         lambda net, x, edge_index: net.conv(
             x * degree(edge_index[1], x.size(0), x.dtype).max(), edge_index
         )
-    ),
-    "edges that are normalised twice": lambda t: convert(
-        lambda net, x, edge_index: net.gcn(
-            x * degree(edge_index[1], x.size(0), x.dtype)[:, None], edge_index
-        ),
-        gcn=pyg.GCNConv(2, 2),
     ),
     "a dropped message of some edges in two sums": lambda t: convert(dropped_twice),
     "an average of some edges": lambda t: convert(
@@ -500,12 +519,20 @@ CASES = {
     "a module that can't be copied": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index), lock=Locked()
     ),
-    "edge attributes with a normalisation": lambda t: convert(
-        lambda net, x, edge_index, edge_attr: net.b(net.a(x, edge_index), edge_index, edge_attr),
-        "x, edge_index, edge_attr",
-        data=ring(edge_attr=torch.ones(8, 2)),
+    "edge attributes with a normalised matrix": lambda t: convert(
+        lambda net, x, adj_t, edge_type, edge_attr: net.b(
+            net.a(x, adj_t), adj_t, edge_type, edge_attr
+        ),
+        "x, adj_t, edge_type, edge_attr",
+        data=matrix_of(ring()).update(
+            {
+                "edge_index": ring().edge_index,
+                "edge_type": torch.arange(8) % 2,
+                "edge_attr": torch.ones(8, 2),
+            }
+        ),
         a=pyg.GCNConv(2, 2),
-        b=pyg.GINEConv(nn.Linear(2, 2), edge_dim=2),
+        b=pyg.RGATConv(2, 2, 2, edge_dim=2),
     ),
     "a layer that returns two": lambda t: convert(
         lambda net, x, edge_index: net.pair(x, edge_index)[0], pair=Pair()
@@ -514,9 +541,6 @@ CASES = {
     "autocast in forward": lambda t: convert(in_autocast),
     "pairs of nodes": lambda t: convert(products),
     "rows of edges outside of layers": lambda t: convert(by_edges),
-    "edges that the model changes": lambda t: convert(
-        lambda net, x, edge_index: net.conv(x, edge_index.flip(0))
-    ),
     "the number of edges": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index) * edge_index.size(1)
     ),
@@ -530,8 +554,12 @@ CASES = {
         lambda net, x, edge_index: net.hop(net.conv(x, edge_index).long(), edge_index),
         hop=pyg.SimpleConv(),
     ),
-    "two normalisations": lambda t: convert(
-        mixed, a=pyg.GCNConv(2, 2), b=pyg.GCNConv(2, 2, add_self_loops=False)
+    "two normalisations of a matrix": lambda t: convert(
+        lambda net, x, adj_t: net.b(net.a(x, adj_t), adj_t),
+        "x, adj_t",
+        data=matrix_of(ring()),
+        a=pyg.GCNConv(2, 2),
+        b=pyg.GCNConv(2, 2, add_self_loops=False),
     ),
     "a weighted adj_t to a layer that takes no weights": lambda t: convert(
         lambda net, x, adj_t: net.conv(net.gcn(x, adj_t), adj_t),

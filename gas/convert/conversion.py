@@ -1,0 +1,240 @@
+"""Conversion of a module: from its trace to a model with histories."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.fx import Graph, Node
+from torch.nn import Module
+from torch_geometric.data import Data
+
+from gas.convert.check import (
+    Conversion,
+    check_edges,
+    check_hooks,
+    describe_layer,
+    make_layer_tests,
+    make_layers,
+)
+from gas.convert.edge_dropout import take_edge_dropout
+from gas.convert.inputs import Inputs, copy_with_noise, eval_mode
+from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
+from gas.convert.layers import LayerCall, describe_call, layers_without_weights
+from gas.convert.matrices import replace_products
+from gas.convert.messages import replace_sums, wrap_messages
+from gas.convert.model import Converted
+from gas.convert.normalise import (
+    conflict,
+    move_normalisation,
+    take_matrices,
+    write_normalisation,
+)
+from gas.convert.outputs import check_outputs
+from gas.convert.place import Placement, history_shape, place_histories, write_graph
+from gas.convert.preparation import Preparation
+from gas.convert.prepare import move_preparation, refuse_assignments
+from gas.convert.projection import merge_projections
+from gas.convert.records import record_checked, record_values
+from gas.convert.rewrite import follow_changes, skip_copies, turn_ends
+from gas.convert.sample import SAMPLES, find_sample_graphs
+from gas.convert.selected import wrap_selecting_layers
+from gas.convert.trace import CONSTANT, Opened, is_layer, trace
+from gas.graph import is_row_per_edge
+from gas.nn import explain_failures, fuse
+
+OWN = 31  # In-batch nodes of the first mini-batch on which layers are checked.
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Ways to convert a module, of which the first that is exact is taken.
+
+    * ``opened``: types of layers that are followed up to ``propagate``.
+    * ``on_matrix``: whether layers read the values of a matrix.
+    * ``on_own_edges``: whether each layer normalises the edges that it is given.
+    * ``is_turned``: whether messages go from ``edge_index[1]`` to ``edge_index[0]``.
+    """
+
+    opened: Opened = ()
+    on_matrix: bool = False
+    on_own_edges: bool = False
+    is_turned: bool = False
+
+
+def convert_module(
+    net: Module, data: Data, inputs: Inputs, wanted: dict[str, Any], options: dict[str, Any],
+    choices: Choices,
+) -> Converted:  # fmt: skip
+    """Convert a module in the ways that are chosen.
+
+    Args:
+        net: The module.
+        data: The graph.
+        inputs: The arguments that the graph gives to the module.
+        wanted: The defaults of all its parameters.
+        options: Options of :class:`gas.ScalableGNN`.
+        choices: The ways.
+
+    Raises:
+        ValueError: If the module can't be converted in these ways.
+    """
+    name = type(net).__name__
+    copied = copy_with_noise(net)
+    with explain_failures(net):
+        graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
+    graph, num_dropped = _trace(copied, inputs, wanted, graphs, choices.opened)
+    if choices.is_turned:
+        turn_ends(graph, record_values(copied, graph, inputs, graphs[:1], (), None)[0])
+    if choices.on_own_edges:
+        write_normalisation(copied, graph)
+    prepared = _move_preparation(copied, graph, inputs, graphs)
+    if prepared is not None:
+        graphs = [prepared(each) for each in graphs]
+        inputs = replace(inputs, made=prepared.made)
+    matrices = take_matrices(copied, graph, inputs.edges) if choices.on_matrix else {}
+    weighted = layers_without_weights(copied, graph) if inputs.by_value else []
+    given_edges = "" if inputs.by_value else inputs.edges
+    transform, normalised, added = move_normalisation(copied, graph, given_edges, weighted)
+    if transform is not None:
+        if prepared is not None:
+            raise conflict(prepared, transform)
+        transform.fit_to(inputs.is_matrix, inputs.edges)
+        graphs = [transform(each) for each in graphs]
+    selecting = wrap_selecting_layers(copied, graph, inputs.edges)
+    given = [*normalised, *weighted]
+    rerun = functools.partial(record_checked, copied, graph, expected, inputs, graphs, transform)
+    outputs, records = rerun(given)
+    counts = [(each.num_nodes, each.num_edges) for each in graphs]
+    kinds = find_value_kinds(graph, records, counts)
+    source = next(node for node in graph.nodes if node.target == inputs.edges)
+    messages = wrap_messages(copied, graph, source, kinds, records[0], counts[0][0])
+    products = replace_sums(copied, graph, source, kinds, records[0])
+    added = matrices | selecting | added | messages | (products or {})
+    is_merged = merge_projections(copied, graph, kinds, records[0])
+    if is_merged or products is not None or messages:
+        weighted = layers_without_weights(copied, graph) if inputs.by_value else []
+        given = [*normalised, *weighted]
+        outputs, records = rerun(given)
+        kinds = find_value_kinds(graph, records, counts)
+    check_outputs(outputs, kinds, records[0], counts[0][0], name)
+    with eval_mode(copied):
+        check_rows(copied, graph, kinds, records, counts[0])
+    fuse(copied)
+    calls = [
+        describe_call(copied, node, kinds, source, normalised, weighted)
+        for node in graph.nodes if is_layer(copied, node)
+    ]  # fmt: skip
+    check_edges(name, source, calls, num_dropped)
+    _find_forms(copied, calls, kinds, records[0], graphs[0])
+    return _make_model(
+        copied, data, records[0], options,
+        Conversion(net, inputs, graph, kinds, calls, given, prepared or transform,
+            outputs, opened=choices.opened, added=added,
+        ),
+    )  # fmt: skip
+
+
+def _find_forms(
+    net: Module, calls: Sequence[LayerCall], kinds: dict[Node, str], values: Values, graph: Data
+) -> None:
+    """Find for each call of a layer the form in which it is exact on mini-batches."""
+    with eval_mode(net):
+        for test in make_layer_tests(calls, kinds, values, graph, [OWN]):
+            test.call.form = test.find_form()
+
+
+def _move_preparation(
+    net: Module, graph: Graph, inputs: Inputs, graphs: Sequence[Data]
+) -> Preparation | None:
+    """Move what a traced graph computes of a list of edges alone to a transform."""
+    prepared = None
+    if inputs.is_list:
+        records = record_values(net, graph, inputs, graphs, (), None)
+        prepared = move_preparation(graph, inputs.edges, records, graphs)
+    refuse_assignments(graph)
+    return prepared
+
+
+def _trace(
+    net: Module, inputs: Inputs, wanted: dict[str, Any], graphs: Sequence[Data], opened: Opened
+) -> tuple[Graph, int]:
+    """Trace a module's method, and remove unused inputs.
+
+    Returns:
+        The graph, and the number of layers whose edges are dropped in training.
+    """
+    given = (*inputs.names, inputs.edges)
+    named = ["x" if key == inputs.features else key for key in wanted]
+    order = list(given) if inputs.graph else [key for key in named if key in given]
+    known = (*order, inputs.graph, inputs.features)
+    fixed = {key: default for key, default in wanted.items() if key not in known}
+    samples = [inputs.values(each) for each in graphs]
+    counts = [int(each.num_nodes or 0) for each in graphs]
+    graph = trace(
+        net, inputs.method, order, inputs.in_call, fixed, samples, counts, inputs.edges, opened
+    )
+    attributes = [name for name in inputs.names if is_row_per_edge(graphs[0], name)]
+    num_dropped = take_edge_dropout(net, graph, inputs.edges, attributes)
+    follow_changes(net, graph)
+    skip_copies(graph, inputs.edges)
+    replace_products(net, graph, inputs.edges)
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and not node.users and node.target in inputs.names:
+            graph.erase_node(node)
+    return graph, num_dropped
+
+
+def _make_model(
+    copied: Module, data: Data, values: Values, options: dict[str, Any], made: Conversion
+) -> Converted:
+    """Place the histories, and make the model of the module's own parameters.
+
+    Args:
+        copied: The copy of the module that was traced.
+        data: The graph.
+        values: The values of the traced graph's nodes on the first small graph.
+        options: Those of :class:`gas.ScalableGNN`.
+        made: The conversion so far.
+    """
+    graph, kinds, calls = made.graph, made.kinds, made.calls
+    placed = place_histories(copied, graph, kinds, calls, values)
+    dims = {node: row_dims(value, SAMPLES[0][0]) for node, value in values.items()}
+    shapes = {node: history_shape(node, values[node], dims[node]) for node in placed.pulled}
+    widths = [math.prod(shape) for shape in shapes.values()]
+    written = write_graph(
+        copied, graph, kinds, placed, calls, made.outputs, dims, shapes, made.transform
+    )
+    drawing = _describe_layers(graph, placed, calls, widths)
+    added = [getattr(make, "keywords", {}).get("target") for make in made.added.values()]
+    check_hooks(made.net, written, added)
+    constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
+    layers = make_layers(made.net, graph, constants, made.opened, made.added)
+    made = replace(
+        made,
+        calls=[replace(call, layer=layers.get_submodule(call.name)) for call in calls],
+        constants=constants,
+        numbers={
+            node: value if isinstance(value, bool | float | str) else None
+            for node, value in values.items()
+        },
+    )
+    return Converted(layers, written, int(data.num_nodes or 0), widths, drawing, options, made)
+
+
+def _describe_layers(
+    graph: Graph, placed: Placement, calls: Sequence[LayerCall], widths: Sequence[int]
+) -> list[str]:
+    """Return a line for every layer and every history."""
+    lines = []
+    by_node = {call.node: call for call in calls}
+    for node in graph.nodes:
+        if (call := by_node.get(node)) is not None:
+            lines.append("{}: {}  [{}]".format(*describe_layer(call), call.form))
+        if node in placed.pulled:
+            position = placed.pulled.index(node)
+            lines.append(f"  history {position}: '{node.name}', {widths[position]} wide")
+    return lines

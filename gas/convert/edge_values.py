@@ -1,0 +1,169 @@
+"""Values of a traced graph that follow from the edges alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.utils._pytree import tree_leaves
+from torch_geometric.data import Data
+
+from gas.convert.kinds import Values, is_selection
+from gas.convert.known import assign, is_about_shape
+
+
+def has_rows(value: Any, size: int) -> bool:
+    """Return whether a value has a number of rows."""
+    return isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
+
+
+class EdgeValues:
+    """Values of a traced graph that follow from the edges alone.
+
+    Args:
+        graph: A traced graph.
+        edges: The input that is the adjacency.
+        records: The values of its nodes on several small graphs.
+        graphs: These graphs.
+        keeps_selections: Whether to leave selected edges, ``edge_index[:, mask]``, to the module.
+    """
+
+    def __init__(
+        self, graph: Graph, edges: str, records: Sequence[Values], graphs: Sequence[Data],
+        keeps_selections: bool,
+    ) -> None:  # fmt: skip
+        self.graph, self.records = graph, records
+        self.counts = [(each.num_nodes, each.num_edges) for each in graphs]
+        self.inside: list[Node] = []
+        self.inputs: list[Node] = []  # Attributes of edges.
+        self.edges = next(node for node in graph.nodes if node.target == edges)
+        found: set[Node] = set()  # What follows from the edges.
+        sized: set[Node] = set()  # What follows from the number of nodes, such as zeros.
+        for node in graph.nodes:
+            inputs = node.all_input_nodes
+            if node.op == "placeholder":
+                value = records[0][node]
+                if node is self.edges or has_rows(value, graphs[0].num_edges):
+                    self.inputs.append(node)
+                    found.add(node)
+            elif node.op not in ("call_function", "call_method") or not all(
+                each in found or each in sized or self.is_plain(each) or self.is_count(each)
+                for each in inputs
+            ):
+                continue
+            elif found.isdisjoint(inputs):
+                sized.add(node)
+            else:
+                found.add(node)
+                if node.target is assign:
+                    found.update(inputs[:1])  # What it changes.
+        self.found = found
+        needed = {each for node in found for each in node.all_input_nodes if each in sized}
+        for node in reversed(graph.nodes):
+            if node in needed:
+                needed.update(each for each in node.all_input_nodes if each in sized)
+        self.inside = [
+            node for node in graph.nodes
+            if node in needed or (node in found and node.op != "placeholder")
+        ]  # fmt: skip
+        # Move what needs the whole graph. Values of single edges stay, such as their ends.
+        self.moved: set[Node] = set()
+        self._kept_sizes = {tuple(edges for _, edges in self.counts)}
+        for node in self.inside:
+            inputs = node.all_input_nodes
+            if keeps_selections and self.moved.isdisjoint(inputs) and node in found:
+                self._keep_selection(node)
+            if node in found and (
+                not self._is_like_edges(node)
+                or self._is_other_list(node)
+                or self._weighs_edges(node)
+                or (not self.moved.isdisjoint(inputs) and not self._is_selected(node))
+            ):
+                self.moved.add(node)
+                if node.target is assign:
+                    self.moved.update(inputs[:1])
+        self.read = [
+            node for node in self.inside
+            if node in self.moved
+            and any(user not in self.moved for user in node.users) and not self.is_plain(node)
+        ]  # fmt: skip
+
+    def is_plain(self, node: Node) -> bool:
+        """Return whether a value is a number that follows from shapes, whatever the graph."""
+        if node.op == "placeholder":
+            return False  # Whether it is training.
+        first, *rest = (record[node] for record in self.records)
+        if self._has_tensor(node) or any(other != first for other in rest):
+            return False
+        return all(
+            is_about_shape(node)
+            if self._has_tensor(each)
+            else self.is_plain(each) or self.is_count(each)
+            for each in node.all_input_nodes
+        )
+
+    def _has_tensor(self, node: Node) -> bool:
+        return any(isinstance(leaf, Tensor) for leaf in tree_leaves(self.records[0][node]))
+
+    def is_count(self, node: Node) -> bool:
+        """Return whether a value is the number of nodes."""
+        values = [record[node] for record in self.records]
+        return all(
+            type(value) is int and value == counts[0]
+            for value, counts in zip(values, self.counts, strict=True)
+        )
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Return whether there are no selected edges to leave."""
+        return len(self._kept_sizes) == 1
+
+    def _keep_selection(self, node: Node) -> None:
+        if is_selection(node, self.records[0]):
+            self._kept_sizes.update(self._sizes(node))
+
+    def _is_selected(self, node: Node) -> bool:
+        """Return whether a value has rows of selected edges, which stay with the module."""
+        edges = tuple(edges for _, edges in self.counts)
+        return any(found in self._kept_sizes and found != edges for found in self._sizes(node))
+
+    def _sizes(self, node: Node) -> list[tuple[int, ...]]:
+        per_graph = [
+            [size for leaf in tree_leaves(record[node]) if isinstance(leaf, Tensor)
+             for size in leaf.shape]
+            for record in self.records
+        ]  # fmt: skip
+        return list(zip(*per_graph, strict=True))
+
+    def _weighs_edges(self, node: Node) -> bool:
+        """Return whether numbers that follow from the edges are given to a layer with edges."""
+        value = self.records[0][node]
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return False
+        layers = [user for user in node.users if user.op == "call_module"]
+        if any(self.edges in layer.all_input_nodes for layer in layers):
+            return self.uses_edges(node)
+        is_read = any(user not in self.found for user in node.users)
+        return is_read and has_rows(value, self.counts[0][1]) and self.uses_edges(node, sizes=True)
+
+    def _is_other_list(self, node: Node) -> bool:
+        """Return whether a value is a list of edges that isn't the one given, such as reversed."""
+        value, edges = (self.records[0][each] for each in (node, self.edges))
+        if not isinstance(value, Tensor) or value.dtype != torch.long or value.shape != edges.shape:
+            return False
+        is_of_nodes = bool((value >= 0).all()) and bool((value < self.counts[0][0]).all())
+        return is_of_nodes and not torch.equal(value, edges)
+
+    def uses_edges(self, node: Node, sizes: bool = False) -> bool:
+        """Return whether a value is computed of the edges themselves, or of their number."""
+        if sizes and is_about_shape(node):
+            return self.uses_edges(node)
+        if not sizes and node is self.edges:
+            return True
+        return any(self.uses_edges(each, sizes) for each in node.all_input_nodes)
+
+    def _is_like_edges(self, node: Node) -> bool:
+        return all(len(set(found)) == 1 or found in self._kept_sizes for found in self._sizes(node))
