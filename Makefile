@@ -75,7 +75,7 @@ $(VENV)/installed: constraints.txt pyproject.toml setup.py CMakeLists.txt $(SOUR
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch & torch=$$!; \
 	    $(BIN)/python -m pip install --quiet --no-deps -e . || { wait $$torch; exit 1; }; \
 	    wait $$torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt 'gas[examples]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt 'gas-gnn[cli,examples]'
 	touch $@
 
 $(VENV)/tools: $(VENV)/installed
@@ -83,4 +83,4 @@ $(VENV)/tools: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build gas/*.so
+	rm -rf $(VENV) build dist wheelhouse *.egg-info gas/*.so

@@ -22,9 +22,9 @@ import sys
 try:
     from pathlib import Path
 
-    from gas.cli import main
+    from gas.cli import train
 except KeyboardInterrupt:  # Imports take seconds.
     sys.exit(130)
 
 if __name__ == "__main__":
-    main(Path(__file__).resolve().parent.parent / "benchmarks")
+    train(Path(__file__).resolve().parent.parent / "benchmarks")

@@ -15,7 +15,7 @@ from gas.training import evaluate, fit, plan, predictions, train_epoch
 
 redirect_moved_names()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "EvalSubgraphLoader",
@@ -38,6 +38,7 @@ __all__ = [
     "fuse",
     "get_data",
     "load",
+    "load_run",
     "metis",
     "models",
     "open_graph",
@@ -46,6 +47,7 @@ __all__ = [
     "plan",
     "predictions",
     "quantize",
+    "report",
     "save",
     "to_scalable",
     "train_epoch",

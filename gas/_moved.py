@@ -1,6 +1,6 @@
 """Old names of public functions, classes and modules: each use warns and names the new one.
 
-A name stays in these tables for one release.
+A name stays in these tables until version 0.3.
 """
 
 from __future__ import annotations
@@ -117,8 +117,12 @@ _MODULES = {
 }
 
 
+# Names whose rooms are imported when they are first used.
+_LATE = {"gas.load_run": "gas.cli.load_run", "gas.report": "gas.cli.html.report"}
+
+
 def redirect_moved_names() -> None:
-    """Make every old name importable, without importing anything new."""
+    """Make every old name importable, and those of the command, without importing anything new."""
     for name in _MODULES:
         module = sys.modules[name] = ModuleType(name, f"Moved to ``{_MODULES[name]}``.")
         parent, _, child = name.rpartition(".")
@@ -132,6 +136,9 @@ def _getter(module: str) -> Callable[[str], Any]:
 
     def get(name: str) -> Any:
         old = f"{module}.{name}"
+        if old in _LATE:
+            place, _, attribute = _LATE[old].rpartition(".")
+            return getattr(importlib.import_module(place), attribute)
         new = _NAMES.get(old)
         if new is None and module in _MODULES and not name.startswith("__"):
             new = f"{_MODULES[module]}.{name}"
@@ -140,7 +147,7 @@ def _getter(module: str) -> Callable[[str], Any]:
         place, _, attribute = new.rpartition(".")
         found = getattr(importlib.import_module(place), attribute)
         warn(
-            f"{old} is now {new}; the old name works until the next release",
+            f"{old} is now {new}; the old name works until version 0.3",
             DeprecationWarning,
             stacklevel=2,
         )

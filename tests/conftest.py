@@ -90,6 +90,8 @@ REQUIREMENTS = {
     "matplotlib": (_installed("matplotlib"), "matplotlib is not installed"),
     "pyarrow": (_installed("pyarrow"), "pyarrow is not installed"),
     "safetensors": (_installed("safetensors"), "safetensors is not installed"),
+    "jinja2": (_installed("jinja2"), "jinja2 is not installed"),
+    "tyro": (_installed("tyro"), "tyro is not installed"),
     "shared": (SHARED.is_dir(), "the folder of real graphs, ../shared/data, is missing"),
     "poison": (_poison_new_memory(), "this C library can't poison new memory"),
     "nvcc": (shutil.which("nvcc") is not None, "nvcc is not on PATH"),

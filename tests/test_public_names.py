@@ -12,12 +12,12 @@ from gas import _moved
 NAMES = {
     "gas": """EvalSubgraphLoader History MHAug PartitionReport PrefetchLoader ScalableGNN
         SubData SubgraphLoader LinkLoader PartSampler augment cluster distribute drop_edges
-        evaluate fit fuse get_data load metis models open_graph partition_report permute plan
-        predictions quantize save to_scalable train_epoch verify __version__""",
+        evaluate fit fuse get_data load load_run metis models open_graph partition_report permute
+        plan predictions quantize save to_scalable train_epoch verify __version__""",
     "gas.augment": """Augmentation DropEdge MHAug MaskFeatures PUBLISHED Statistics Views
         entropy mh_aug_loss""",
-    "gas.cli": """Checkpoints EventWriter Experiment MODELS Settings machine metrics peak_rss_bytes
-        reset_peak_rss summary write_results""",
+    "gas.cli": """Checkpoints Experiment MODELS SavedRun Settings load_run machine main
+        metrics peak_rss_bytes reset_peak_rss summary train write_results""",
     "gas.datasets": """FolderStore dataset_key dataset_names gen_masks get_data import_graph
         index2mask open_mapped write_planted_partition""",
     "gas.history": """Codec DiskStore Encoded History MemoryStore Pull Store TableStore
@@ -35,8 +35,9 @@ NAMES = {
         GraphConv Linear SAGEConv SimpleConv dropout edge_conv fuse gat_attention gatv2_attention
         gaussian_mixture linear relations spmm""",
     "gas.scalable": "ScalableGNN",
-    "gas.training": """Candidate FullBatch METRICS Plan Run activation_bytes compute_hits
-        compute_micro_f1 compute_mrr compute_r2 compute_roc_auc evaluate fit limit_freed_memory
+    "gas.training": """Callback Candidate FullBatch MetricLogger METRICS Plan Run
+        activation_bytes compute_hits compute_micro_f1 compute_mrr compute_r2 compute_roc_auc
+        evaluate fit limit_freed_memory
         link_loss loss_of mean_age metric_of plan plan_micro_batches predictions rank_links
         run_epochs score share_cores split_mask train_epoch""",
 }

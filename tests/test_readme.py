@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import functools
 import re
 import runpy
 import shlex
@@ -14,8 +15,9 @@ import torch
 from conftest import ROOT, random_graph
 
 import gas
+from gas.cli import commands
 
-PAGES = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "benchmarks/README.md"]
 PAGES += sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
 SHELL = ("", "bash", "sh", "console")
 OTHERS = ("text", "diff", "yaml")  # Not executable.
@@ -126,10 +128,10 @@ CHECKS = {
     ("docs/models.md", 2): cheaper_inference,
     ("docs/training.md", 0): experiment,
     ("docs/training.md", 1): fitted,
-    ("docs/training.md", 3): planned,
-    ("docs/training.md", 4): has_shape("pred", 1000, 16),
-    ("docs/training.md", 6): parts_by_loss,
-    ("docs/training.md", 7): has_shape("pred", 600, 16),
+    ("docs/training.md", 4): planned,
+    ("docs/training.md", 5): has_shape("pred", 1000, 16),
+    ("docs/training.md", 7): parts_by_loss,
+    ("docs/training.md", 8): has_shape("pred", 600, 16),
     ("docs/distributed.md", 0): on_ranks,
     ("docs/augmentation.md", 0): chain,
     ("docs/augmentation.md", 1): chain_with_histories,
@@ -218,6 +220,8 @@ class Parsed(BaseException):
 def words_of(line):
     """Return the script and the arguments of a command line; ``None`` if it is none of ours."""
     words = shlex.split(line, comments=True)
+    if words[:1] == ["gas"]:
+        return "gas", words[1:]
     if words[:2] == ["make", "train"]:
         given = [word.removeprefix("ARGS=") for word in words[2:] if word.startswith("ARGS=")]
         return "examples/train_gas.py", shlex.split(" ".join(given))
@@ -234,8 +238,10 @@ def command_lines(file):
     """Return the command lines of a page's blocks and of its prose, each once."""
     lines = [line for kind, text in blocks(file) if kind in SHELL for line in text.splitlines()]
     spans = [" ".join(span.split()) for span in INLINE.findall(prose(file))]
-    ours = [words_of(line) for line in lines if re.search(r"\.py\b|make train", line)]
-    ours += [words_of(span) for span in spans if re.match(r"(python|make|examples/)", span)]
+    ours = [words_of(line) for line in lines if re.search(r"\.py\b|make train|^gas ", line)]
+    ours += [
+        words_of(span) for span in spans if re.match(r"(python|make|examples/|gas [a-z]+ -)", span)
+    ]
     ours += [("examples/train_gas.py", span.split()) for span in spans if span.startswith("--")]
     return [(script, args) for script, args in filter(None, ours) if args]
 
@@ -247,22 +253,35 @@ COMMANDS = [
 ]
 
 
+def stop_at_call(function):
+    @functools.wraps(function)
+    def stop(*_, **__):
+        raise Parsed
+
+    return stop
+
+
 @pytest.fixture
 def parse(monkeypatch):
     """Let a script read its command line, and no more: which options there are."""
     parse_args = argparse.ArgumentParser.parse_args
 
-    def parsed(parser, *_):
-        options = parser._option_string_actions
-        if len(sys.argv) == 2 and sys.argv[1] in options:  # An option alone, as it is named.
+    def parsed(parser, given=None, *_):
+        given = sys.argv[1:] if given is None else given
+        if len(given) == 1 and given[0] in parser._option_string_actions:  # As it is named.
             raise Parsed
-        parse_args(parser)
+        parse_args(parser, given)
         raise Parsed
 
     def run(script, args):
         monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
         monkeypatch.syspath_prepend(ROOT / "benchmarks")
         monkeypatch.setattr(sys, "argv", [script, *args])
+        if script == "gas":
+            stubs = {name: stop_at_call(function) for name, function in commands.COMMANDS.items()}
+            monkeypatch.setattr(commands, "COMMANDS", stubs)
+            commands.main()
+            return
         runpy.run_path(str(ROOT / script), run_name="__main__")
 
     return run

@@ -62,9 +62,12 @@ def module_of(name: str) -> str:
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module; private modules of ``gas`` itself belong to ``gas``."""
+    """Return the room of a module.
+
+    Private modules of ``gas`` itself belong to ``gas``, and ``python -m gas`` to the command.
+    """
     room = module.partition(".")[2].partition(".")[0]
-    return "gas" if room in ("", "_moved") else room
+    return {"": "gas", "_moved": "gas", "__main__": "cli"}.get(room, room)
 
 
 def imported(node: ast.AST) -> list[str]:

@@ -2,10 +2,10 @@
 
 from gas.cli.checkpoints import Checkpoints
 from gas.cli.choices import MODELS
-from gas.cli.command import main
+from gas.cli.command import main as train
+from gas.cli.commands import main
 from gas.cli.experiment import Experiment
 from gas.cli.report import (
-    EventWriter,
     machine,
     metrics,
     peak_rss_bytes,
@@ -13,19 +13,22 @@ from gas.cli.report import (
     summary,
 )
 from gas.cli.results import write_results
+from gas.cli.runs import SavedRun, load_run
 from gas.cli.settings import Settings
 
 __all__ = [
     "Checkpoints",
-    "EventWriter",
     "Experiment",
     "MODELS",
+    "SavedRun",
     "Settings",
+    "load_run",
     "machine",
     "main",
     "metrics",
     "peak_rss_bytes",
     "reset_peak_rss",
     "summary",
+    "train",
     "write_results",
 ]

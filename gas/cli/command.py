@@ -9,7 +9,7 @@ import importlib
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +26,24 @@ from gas.cli.options import (
     parse_args,
     remove_checkpoints,
 )
-from gas.cli.report import EventWriter, metrics
+from gas.cli.report import metrics, open_events
 from gas.native import report_progress
-from gas.training import Run
+from gas.training import MetricLogger, Run
 
 
-def main(files: str | Path) -> None:
-    """Run the program on the arguments of the command line, and exit if it fails.
+def main(
+    files: str | Path | None = None,
+    arguments: Sequence[str] | None = None,
+    prog: str | None = None,
+) -> None:
+    """Run ``gas train``, and exit if it fails.
 
     Args:
-        files: The folder of configurations; see ``--config``.
+        files: The folder of configurations; see ``--config``. (default: none)
+        arguments: The arguments. (default: those of the process)
+        prog: The name of the program, for texts. (default: that of the process)
     """
-    args = parse_args()
+    args = parse_args(arguments, prog)
     if not args.debug:  # One line each.
         warnings.showwarning = lambda text, *_, **__: print(
             f"warning: {explain_error(text, args)}", file=sys.stderr
@@ -45,14 +51,14 @@ def main(files: str | Path) -> None:
     signals = Signals()
     try:
         with signals.handle(), lock_output(args):
-            run(args, Path(files), signals)
+            run(args, files, signals)
     except Exception as error:
         if args.debug:
             raise
-        sys.exit(f"{Path(sys.argv[0]).name}: error: {explain_error(error, args)}")
+        sys.exit(f"{prog or Path(sys.argv[0]).name}: error: {explain_error(error, args)}")
 
 
-def run(args: argparse.Namespace, files: Path, signals: Signals) -> None:
+def run(args: argparse.Namespace, files: str | Path | None, signals: Signals) -> None:
     """Train as the command line says, and write the results.
 
     Raises:
@@ -78,7 +84,7 @@ def run(args: argparse.Namespace, files: Path, signals: Signals) -> None:
         raise FloatingPointError(f"{name}{failed[0]['reason']}")
 
 
-def prepare(args: argparse.Namespace, files: Path) -> Experiment:
+def prepare(args: argparse.Namespace, files: str | Path | None) -> Experiment:
     """Make the experiment, and check before training what could fail after it."""
     experiment = make_experiment(args, files)
     if experiment.plan is not None:
@@ -109,7 +115,7 @@ class Training:
         self._runs: list[Run] = []
         self._spare: list[Run] = []  # The first that diverged behind an epoch worth keeping.
         self._run = Run()
-        self._events: EventWriter | None = None
+        self._events: Any = None
 
     def run(self) -> list[Run]:
         """Train, and return the finished runs, or else the first with a finished epoch."""
@@ -131,7 +137,7 @@ class Training:
                 bar.set_postfix_str(lines.note)
                 bar.update(lines.done - bar.n)
                 if self._events is not None:
-                    self._events.write(run)
+                    MetricLogger(self._events).on_epoch_end(run)
 
             try:
                 for number in range(args.runs):
@@ -145,7 +151,7 @@ class Training:
         args, run = self.args, Run()
         self._run = run
         if args.tensorboard:
-            self._events = EventWriter(args.out / f"events/run{number}")
+            self._events = open_events(args.out / f"events/run{number}")
         saved = make_checkpoints(args, number)
         if saved is not None and saved.resumes:
             print(f"Run {number + 1} goes on from {saved.folder}", file=sys.stderr)
@@ -238,6 +244,12 @@ def report(
             "micro_batches": experiment.micro_batches,
         },
         "features": {"store": args.feature_store, "dtype": args.feature_dtype},
+        "graph": {
+            "path": str(Path(args.dataset).resolve()) if Path(args.dataset).exists() else None,
+            "root": str(Path(args.root).resolve()), "check": not args.no_check,
+            "undirected": args.undirected, "columns": args.columns,
+            "sparse_features": args.sparse_features is True,
+        },
         "plan": None if experiment.plan is None else experiment.plan.summary(),
         "augment": args.augment,
         "training": "full_batch" if args.full_batch else "histories",
@@ -246,7 +258,7 @@ def report(
         "settings": dataclasses.asdict(settings),
         "seed": args.seed,
         "device": args.device,
-    }
+    }  # fmt: skip
     files = results.write_results(args.out, experiment, runs, title, about)
     print(f"\n{title}")
     print_summary(experiment, runs)

@@ -10,7 +10,14 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
-from gas import EvalSubgraphLoader, SubgraphLoader, metis, partition_report, permute
+from gas import (
+    EvalSubgraphLoader,
+    PartitionReport,
+    SubgraphLoader,
+    metis,
+    partition_report,
+    permute,
+)
 from gas.cli.settings import Settings
 from gas.graph import remove_edges, select_rows
 from gas.history import is_encoded
@@ -32,6 +39,7 @@ class Graph(NamedTuple):
     whole: FullBatch | None  # The graph as one batch.
     degree: Tensor | None  # The number of edges into each node, if the model needs it.
     shown: str  # The graph as text, with its edges.
+    partition: PartitionReport | None = None  # Of mini-batches.
 
 
 def prepare_graph(
@@ -77,10 +85,11 @@ def prepare_graph(
     raw = data
     if cls.transform is not None:  # It needs the whole graph.
         data = cls.transform(data)
-    loader = inference = None
+    loader = inference = parts = None
     if ptr is not None:
         if log:
-            print(partition_report(data, ptr))
+            parts = partition_report(data, ptr)
+            print(parts)
         options: dict[str, Any] = {"layout": layout, "log": False, "check": False}
         options["edge_weight"] = cls.needs_weights
         loader = SubgraphLoader(data, ptr, batch_size, shuffle=True, **options)
@@ -96,7 +105,7 @@ def prepare_graph(
     shown = repr(data)
     if keep_edges or keep_raw:
         raw_if_used = raw if keep_raw else None
-        return Graph(perm, raw_if_used, data, loader, inference, whole, deg, shown)
+        return Graph(perm, raw_if_used, data, loader, inference, whole, deg, shown, parts)
     if loader is not None:
         loader.forget_edges()
         if inference is not None:
@@ -104,7 +113,7 @@ def prepare_graph(
         data = loader.data
     else:
         data = remove_edges(data)
-    return Graph(perm, None, data, loader, inference, whole, deg, shown)
+    return Graph(perm, None, data, loader, inference, whole, deg, shown, parts)
 
 
 def training_subgraph(data: Data) -> Data:

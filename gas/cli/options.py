@@ -9,7 +9,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,12 @@ DEFAULTS = {"num_steps": 12, "drop": 0.3, "bank": "original", "partition": "meti
             "dtype": "float32", "io": "concurrent"}  # fmt: skip
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args(
+    arguments: Sequence[str] | None = None, prog: str | None = None
+) -> argparse.Namespace:
     """Parse the options of ``main``; refuse those without effect and an unusable output folder."""
-    parser = make_parser()
-    args = parser.parse_args()
+    parser = make_parser(prog)
+    args = parser.parse_args(arguments)
     if args.hetero:
         _check_hetero(parser, args)
     for name in ("runs", "epochs", "num_layers", "hidden_channels", "num_parts", "batch_size"):
@@ -183,8 +185,8 @@ def option_name(name: str) -> str:
     return "--" + OTHER_NAMES.get(name, name).replace("_", "-")
 
 
-def make_settings(args: argparse.Namespace, files: Path) -> Settings:
-    """Make the settings of a configuration in ``files``, changed by the command line."""
+def make_settings(args: argparse.Namespace, files: str | Path | None) -> Settings:
+    """Make the settings of a configuration in a folder, changed by the command line."""
     base = None
     if args.config is not None:
         base, about = Settings.load(args.config)
@@ -193,7 +195,8 @@ def make_settings(args: argparse.Namespace, files: Path) -> Settings:
             raise ValueError(f"'--model' is {args.model}, but {args.config} is for {model}")
         args.model = model
     args.model = args.model or "gcn"
-    found = list(files.glob(f"*/{dataset_key(args.dataset)}_{args.model}.yaml"))
+    pattern = f"*/{dataset_key(args.dataset)}_{args.model}.yaml"
+    found = [] if files is None else list(Path(files).glob(pattern))
     if base is None:
         base = Settings.load(found[0])[0] if found else Settings.default(args.model)
     names = [*(f.name for f in dataclasses.fields(Settings)), *("num_layers", "hidden_channels")]
@@ -237,7 +240,7 @@ def make_augmentation(args: argparse.Namespace) -> tuple[MakeAugmentation | None
     return None, weights
 
 
-def make_experiment(args: argparse.Namespace, files: Path) -> Experiment:
+def make_experiment(args: argparse.Namespace, files: str | Path | None) -> Experiment:
     """Make the experiment that the command line describes."""
     micro_batches = _restore_plan(args)
     settings = make_settings(args, files)

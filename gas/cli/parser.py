@@ -27,9 +27,10 @@ class OptionParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message} (--help shows all options)\n")
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Make the parser of all options."""
+def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
+    """Make the parser of all options of ``gas train``."""
     parser = OptionParser(
+        prog,
         description="Trains a graph neural network with historical embeddings.",
         epilog=f"data sets: {', '.join(dataset_names())}; planted:NUM_NODES; a folder of tables "
         "(nodes.csv, edges.csv, ...; see gas.open_graph); a .pt or .npz file",

@@ -22,7 +22,7 @@ except ImportError:  # Windows.
     resource = None  # type: ignore[assignment]
 
 
-PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds")
+PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "drift")
 
 
 def reset_peak_rss() -> None:
@@ -106,7 +106,13 @@ def metrics(runs: Sequence[Run]) -> dict[str, Any]:
         "best_epoch": summary([run.best_epoch + 1 for run in runs]),
         "final_loss": summary([run.loss[-1] for run in runs]),
         "epochs": [
-            {key: [_finite_or_none(value) for value in getattr(run, key)] for key in PER_EPOCH}
+            {
+                **{
+                    key: [_finite_or_none(value) for value in getattr(run, key)]
+                    for key in PER_EPOCH
+                },
+                "layer_age": run.layer_age,
+            }
             for run in runs
         ],
         "chain": {key: summary([chain[key] for chain in chains]) for key in (chains or [{}])[0]},
@@ -154,22 +160,14 @@ def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accur
     plt.close(figure)
 
 
-class EventWriter:
-    """Writer of TensorBoard events: one step per epoch, and one folder per run."""
+def open_events(folder: Path) -> Any:
+    """Open a folder for TensorBoard's events, as a ``SummaryWriter``.
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError("--tensorboard needs the package: pip install tensorboard") from error
-        self._writer = SummaryWriter(str(folder))
-
-    def write(self, run: Run) -> None:
-        """Add the last epoch of a run."""
-        step = len(run.loss)
-        for name in PER_EPOCH:
-            self._writer.add_scalar(name, getattr(run, name)[-1], step)
-
-    def close(self) -> None:
-        """Write buffered events."""
-        self._writer.close()
+    Raises:
+        ImportError: If tensorboard is missing.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError("--tensorboard needs the package: pip install tensorboard") from error
+    return SummaryWriter(str(folder))

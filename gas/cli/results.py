@@ -87,6 +87,9 @@ def write_results(
         "metric": experiment.metric,
         "split": experiment.data.get("split", "given"),
         "kept_run": number,
+        "kept_split": runs[number].split,
+        "classes": experiment.data.get("classes"),
+        "partition": _describe_partition(experiment),
         **about,
         "machine": machine(),
     }
@@ -112,6 +115,16 @@ def write_results(
     write_json(folder / "metrics.json", found)
     names = ["metrics.json", "curve.png", *(name for name in PACKAGES if name not in absent)]
     return [folder / name for name in names]
+
+
+def _describe_partition(experiment: Experiment) -> dict[str, Any] | None:
+    """Return sizes and quality of the parts of the graph; ``None`` for a full batch."""
+    parts = experiment.graph.partition
+    if parts is None:
+        return None
+    lists = {"size": parts.size.tolist(), "halo": parts.halo.tolist()}
+    names = ("edge_cut", "halo_ratio", "balance")
+    return {**lists, **{name: getattr(parts, name) for name in names}}
 
 
 def score_name(metric: str) -> str:

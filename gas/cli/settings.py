@@ -144,7 +144,7 @@ class Settings:
 
     def but(self, **changes: Any) -> Settings:
         """Call :meth:`replace`, which is the new name."""
-        warn("Settings.but is now Settings.replace; the old name works until the next release",
+        warn("Settings.but is now Settings.replace; the old name works until version 0.3",
              DeprecationWarning)  # fmt: skip
         return self.replace(**changes)
 

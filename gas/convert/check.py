@@ -20,7 +20,6 @@ from gas.convert.inputs import (
     copy_with_noise,
     eval_mode,
     forget_cached,
-    record,
 )
 from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, row_dim
 from gas.convert.known import is_close
@@ -30,6 +29,7 @@ from gas.convert.messages import Messages
 from gas.convert.modes import TRAINING
 from gas.convert.normalise import disable_normalisation
 from gas.convert.outputs import Outputs, flatten
+from gas.convert.records import record
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
 from gas.convert.trace import UNROLLED, Added, Opened, add_hop

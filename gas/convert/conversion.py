@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,27 +25,24 @@ from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
     eval_mode,
-    record,
 )
 from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
-from gas.convert.known import is_close
-from gas.convert.layers import WEIGHT, LayerCall, describe_call, layers_without_weights
+from gas.convert.layers import LayerCall, describe_call, layers_without_weights
 from gas.convert.matrices import replace_products
 from gas.convert.messages import replace_sums, wrap_messages
 from gas.convert.model import Converted
-from gas.convert.modes import TRAINING
 from gas.convert.normalise import (
-    DifferentEdgesError,
-    Normalise,
     conflict,
     move_normalisation,
     take_matrices,
     write_normalisation,
 )
-from gas.convert.outputs import check_outputs, find_outputs, flatten
+from gas.convert.outputs import check_outputs
 from gas.convert.place import Placement, history_shape, place_histories, write_graph
 from gas.convert.preparation import Preparation
 from gas.convert.prepare import move_preparation, refuse_assignments
+from gas.convert.projection import merge_projections
+from gas.convert.records import record_checked, record_values
 from gas.convert.rewrite import follow_changes, skip_copies, turn_ends
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.selected import wrap_selecting_layers
@@ -94,7 +92,7 @@ def convert_module(
         graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
     graph, num_dropped = _trace(copied, inputs, wanted, graphs, choices.opened)
     if choices.is_turned:
-        turn_ends(graph, _record_values(copied, graph, inputs, graphs[:1], (), None, name)[0])
+        turn_ends(graph, record_values(copied, graph, inputs, graphs[:1], (), None)[0])
     if choices.on_own_edges:
         write_normalisation(copied, graph)
     prepared = _move_preparation(copied, graph, inputs, graphs)
@@ -111,21 +109,21 @@ def convert_module(
         transform.fit_to(inputs.is_matrix, inputs.edges)
         graphs = [transform(each) for each in graphs]
     selecting = wrap_selecting_layers(copied, graph, inputs.edges)
-    given_weights = [*normalised, *weighted]
-    outputs = find_outputs(graph, expected, name)
-    records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
-    if not is_close(outputs.values(records[0]), flatten(expected)):
-        raise _MismatchError(name, transform, inputs)
+    given = [*normalised, *weighted]
+    rerun = functools.partial(record_checked, copied, graph, expected, inputs, graphs, transform)
+    outputs, records = rerun(given)
     counts = [(each.num_nodes, each.num_edges) for each in graphs]
     kinds = find_value_kinds(graph, records, counts)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
     messages = wrap_messages(copied, graph, source, kinds, records[0], counts[0][0])
     products = replace_sums(copied, graph, source, kinds, records[0])
     added = matrices | selecting | added | messages | (products or {})
-    if products is not None or messages:
-        records = _record_values(copied, graph, inputs, graphs, given_weights, transform, name)
+    is_merged = merge_projections(copied, graph, kinds, records[0])
+    if is_merged or products is not None or messages:
+        weighted = layers_without_weights(copied, graph) if inputs.by_value else []
+        given = [*normalised, *weighted]
+        outputs, records = rerun(given)
         kinds = find_value_kinds(graph, records, counts)
-        outputs = find_outputs(graph, expected, name)
     check_outputs(outputs, kinds, records[0], counts[0][0], name)
     with eval_mode(copied):
         check_rows(copied, graph, kinds, records, counts[0])
@@ -138,7 +136,7 @@ def convert_module(
     _find_forms(copied, calls, kinds, records[0], graphs[0])
     return _make_model(
         copied, data, records[0], options,
-        Conversion(net, inputs, graph, kinds, calls, given_weights, prepared or transform,
+        Conversion(net, inputs, graph, kinds, calls, given, prepared or transform,
             outputs, opened=choices.opened, added=added,
         ),
     )  # fmt: skip
@@ -159,7 +157,7 @@ def _move_preparation(
     """Move what a traced graph computes of a list of edges alone to a transform."""
     prepared = None
     if inputs.is_list:
-        records = _record_values(net, graph, inputs, graphs, (), None, type(net).__name__)
+        records = record_values(net, graph, inputs, graphs, (), None)
         prepared = move_preparation(graph, inputs.edges, records, graphs)
     refuse_assignments(graph)
     return prepared
@@ -229,45 +227,6 @@ def _make_model(
         },
     )
     return Converted(layers, written, int(data.num_nodes or 0), widths, drawing, options, made)
-
-
-def _record_values(
-    net: Module,
-    graph: Graph,
-    inputs: Inputs,
-    graphs: Sequence[Data],
-    weighted: Sequence[str],
-    transform: Normalise | None,
-    name: str,
-) -> list[dict[Node, Any]]:
-    """Record the values of the traced graph's nodes on each of the small graphs."""
-    try:
-        return [
-            record(
-                net, graph, {**inputs.arguments(each), TRAINING: False}, each.get(WEIGHT), weighted
-            )
-            for each in graphs
-        ]
-    except Exception as error:
-        how = f" after {transform}, which attributes of edges don't follow" if transform else ""
-        kind = DifferentEdgesError if transform else ValueError
-        raise kind(
-            f"{name} can't be run on a small graph{how}: {type(error).__name__}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
-
-
-class _MismatchError(DifferentEdgesError):
-    """Error of a module whose result changes when it is run again, normalised, or on a list."""
-
-    def __init__(self, name: str, transform: Normalise | None, inputs: Inputs) -> None:
-        self.may_read_values = inputs.by_value and inputs.layout == "csr"
-        how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
-        text = f"with {how}, because its layers take different graphs: use layers that all take "
-        if transform is None and not inputs.by_value:
-            text = "when it is run again: it mustn't be random in evaluation, nor change views of "
-        end = "tensors in place" if text.endswith("of ") else "the same one"
-        super().__init__(f"{name} returns other values {text}{end}")
 
 
 def _describe_layers(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Interpreter, Node
 from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import DeepGCNLayer
 
-from gas.convert.edge_layers import bind, make_matrix
+from gas.convert.edge_layers import make_matrix
 from gas.convert.graph_argument import GraphArgument, find_dictionaries
 from gas.convert.modes import TRAINING
 from gas.convert.parameters import (
@@ -237,6 +236,23 @@ def node_table_error(net: Module, data: Data, error: ValueError) -> ValueError |
             "data.node_id = torch.arange(data.num_nodes), and give layers embedding(node_id), or "
             f"table[node_id], instead of all rows, or of None. Now, {error}"
         )
+    if error.__cause__ is None:  # It failed for a known reason, not in a run.
+        return None
+    for prefix, module in net.named_modules():
+        for name, value in {**vars(module), **module._buffers}.items():
+            sizes = value.sizes if hasattr(value, "sparse_sizes") else None
+            shape: Any = getattr(value, "shape", ()) if sizes is None else sizes()
+            if len(shape) == 0 or shape[0] != data.num_nodes or isinstance(value, Module):
+                continue
+            cure = f"set data.{name} to it, and take '{name}' as an argument of forward"
+            if len(shape) > 1 and shape[1] == data.num_nodes:
+                cure = (
+                    "set data.adj_t to it instead of data.edge_index, and take 'adj_t' in forward"
+                )
+            return ValueError(
+                f"'{f'{prefix}.{name}'.lstrip('.')}' keeps rows of all nodes of a graph, and a "
+                f"mini-batch has some of the nodes: {cure}. Now, {error}"
+            )
     return None
 
 
@@ -275,27 +291,6 @@ def forget_cached(net: Module) -> None:
             object.__setattr__(layer, name, None)
 
 
-class _Recorder(Interpreter):
-    """Interpreter that runs a graph and records the value of each node."""
-
-    def __init__(self, net: Module, graph: Graph, weight: Tensor | None, weighted: Any) -> None:
-        super().__init__(net, graph=graph)
-        self._weight, self._weighted = weight, weighted
-        self.values: dict[Node, Any] = {}
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        self.values[n] = copy_value(value)
-        return value
-
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target not in self._weighted:
-            return super().call_module(target, args, kwargs)
-        layer = self.fetch_attr(target)
-        given = bind(layer, args, kwargs)
-        return layer(**{**given, "edge_weight": self._weight})
-
-
 def copy_value(value: Any) -> Any:
     """Copy values, so that they can't be changed in place."""
     if isinstance(value, Tensor):
@@ -311,29 +306,6 @@ def like_tuple(value: Any, items: Sequence[Any]) -> Any:
     """Return items in the type of a tuple or list, such as the named one of ``x.max(dim=1)``."""
     is_named = isinstance(value, tuple) and hasattr(value, "_fields")
     return type(value)(*items) if is_named else type(value)(items)
-
-
-def record(
-    net: Module,
-    graph: Graph,
-    inputs: dict[str, Any],
-    weight: Tensor | None = None,
-    weighted: Collection[str] = (),
-) -> dict[Node, Any]:
-    """Return the value of each node of a graph, in evaluation mode.
-
-    Args:
-        net: The module that was traced.
-        graph: The graph.
-        inputs: Its inputs by name.
-        weight: The weight of each edge. (default: none)
-        weighted: The names of the layers that take it. (default: none)
-    """
-    recorder = _Recorder(net, graph, weight, weighted)
-    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-    with eval_mode(net):
-        recorder.run(*[copy_value(inputs[name]) for name in names])
-    return recorder.values
 
 
 @contextlib.contextmanager

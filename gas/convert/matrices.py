@@ -17,10 +17,12 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import WITH_TORCH_SCATTER, WITH_TORCH_SPARSE, SparseTensor
 from torch_geometric.utils import scatter
 
-from gas.nn import SimpleConv
+from gas.nn import ProjectedConv, SimpleConv
 
 # The layers that multiply, by the names that they get in a module.
 PRODUCTS = {f"_product_{reduce}": reduce for reduce in ("sum", "mean", "min", "max")}
+# Those that multiply after a linear layer.
+PROJECTED = {f"_projected_{reduce}": reduce for reduce in ("sum", "mean")}
 FUNCTIONS = (operator.matmul, torch.matmul, torch.mm, torch.sparse.mm, torch.spmm)
 METHODS = ("matmul", "mm", "spmm")
 
@@ -30,6 +32,8 @@ def add_products(net: Module, graph: Graph) -> None:
     for name in dict.fromkeys(str(node.target) for node in graph.nodes):
         if name in PRODUCTS:
             add_product(net, name)
+        elif name in PROJECTED:
+            setattr(net, name, ProjectedConv(aggr=PROJECTED[name]))
 
 
 def add_product(net: Module, name: str) -> None:

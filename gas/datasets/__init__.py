@@ -3,7 +3,13 @@
 from gas.datasets.files import load_graph
 from gas.datasets.importing import import_graph
 from gas.datasets.masks import check_parts, gen_masks, index2mask
-from gas.datasets.named import dataset_key, dataset_names, get_data, num_outputs
+from gas.datasets.named import (
+    dataset_key,
+    dataset_names,
+    get_data,
+    num_outputs,
+    undo_clustering,
+)
 from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
 from gas.datasets.planted_disk import open_mapped, write_planted_partition
@@ -24,4 +30,5 @@ __all__ = [
     "open_mapped",
     "planted_partition",
     "write_planted_partition",
+    "undo_clustering",
 ]

@@ -81,7 +81,7 @@ def get_data(
             if key not in data:
                 raise ValueError(f"{name} has no {key!r}: {_CURES[key]}")
         if is_graph_folder(name):
-            data = with_masks(_undo_clustering(data))
+            data = with_masks(undo_clustering(data))
     else:
         key = dataset_key(name)
         if key not in _DATASETS:
@@ -106,7 +106,7 @@ def get_data(
     return data, data.x.size(1), num_outputs(data.y)
 
 
-def _undo_clustering(data: Data) -> Data:
+def undo_clustering(data: Data) -> Data:
     """Return the graph of a folder in its original order, with an ``edge_index``."""
     perm = data.get("perm")
     data = with_edge_index(data)

@@ -77,9 +77,9 @@ def metis(
             negative. Costs of duplicates and of both directions add up; an edge of weight 0 is
             ignored. Only ratios matter, down to a millionth of the largest. (default: all equal)
         method: ``"metis"``; ``"kaminpar"``, which is parallel and needs ``pip install
-            gas[kaminpar]``; ``"random"``, for graphs that are too large for both; or ``"auto"``:
-            METIS for graphs that it partitions in a minute or two, then KaMinPar if it is
-            installed, else METIS; ``"random"`` if memory is insufficient for both.
+            'gas-gnn[kaminpar]'``; ``"random"``, for graphs that are too large for both; or
+            ``"auto"``: METIS for graphs that it partitions in a minute or two, then KaMinPar if it
+            is installed, else METIS; ``"random"`` if memory is insufficient for both.
             (default: ``"metis"``)
         seed: Seed of the partitioner. (default: ``0``)
         cache: Whether to cache results, or the folder to cache them in. (default: ``True``, in

@@ -31,7 +31,7 @@ from gas.history import Encoded
 from gas.loader.batch import GRAPH_SIZE, RNG_FINGERPRINT, SubData, empty_graph
 from gas.loader.cache import BatchCache
 from gas.loader.lazy import LazyRows, gather, read_lazy_rows, set_rows
-from gas.native import Relabeler, check_integer, check_range, warn
+from gas.native import Relabeler, check_integer, check_range, renamed
 
 FEATURES = ("x", "edge_attr")  # Attributes whose rows are gathered on first access.
 ADJACENCY_KEYS = ("edge_index", "adj_t", "num_nodes")  # Made for every batch.
@@ -117,10 +117,7 @@ class BatchCutter:
         self._sync_graph()
         return self._cut_nodes(nodes)
 
-    def around(self, nodes: Tensor) -> SubData:
-        """Return what :meth:`cut_nodes` does; a former name of it, for one release."""
-        warn("loader.around is now loader.cut_nodes", DeprecationWarning)
-        return self.cut_nodes(nodes)
+    around = renamed("loader.around", "cut_nodes")
 
     def _cut_nodes(self, nodes: Tensor) -> SubData:
         """Return the mini-batch of checked nodes."""

@@ -36,7 +36,16 @@ from gas.native.dropout import (
     gather_dropout,
     random_bits,
 )
-from gas.native.extension import INTERFACE, C, computes_on, has_kernels, launch, on_cpu, run
+from gas.native.extension import (
+    INTERFACE,
+    C,
+    computes_on,
+    has_kernels,
+    launch,
+    on_cpu,
+    openmp_runtimes,
+    run,
+)
 from gas.native.graph import (
     BLOCK,
     Relabeler,
@@ -141,6 +150,7 @@ __all__ = [
     "num_cores",
     "on_cpu",
     "on_host",
+    "openmp_runtimes",
     "padded_sizes",
     "csr_parts",
     "allocate_pinned",

@@ -46,7 +46,7 @@ def renamed(old: str, new: str) -> Callable[..., Any]:
     """
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        warn(f"{old} is now {new}; the old name works until the next release", DeprecationWarning)
+        warn(f"{old} is now {new}; the old name works until version 0.3", DeprecationWarning)
         return getattr(self, new)(*args, **kwargs)
 
     return method

@@ -8,7 +8,7 @@ from gas.nn.dropout import Dropout, dropout
 from gas.nn.edge_conv import EdgeConv, edge_conv
 from gas.nn.explained import Masks, forget_masks, prepare_layers, show_embeddings
 from gas.nn.fuse import fuse
-from gas.nn.gcn import GCN2Conv, GCNConv
+from gas.nn.gcn import GCN2Conv, GCNConv, ProjectedConv
 from gas.nn.hetero import relations, share_products
 from gas.nn.inexact import (
     BY_TIME,
@@ -40,6 +40,7 @@ __all__ = [
     "LINEAR_LAYERS",
     "Linear",
     "Masks",
+    "ProjectedConv",
     "SAGEConv",
     "SimpleConv",
     "SumConv",

@@ -15,7 +15,7 @@ from gas.history import Rows
 from gas.native import is_sparse
 from gas.nn.conv import apply_rowwise, to_tensors
 from gas.nn.half import HALF, message_dtype
-from gas.nn.sparse_features import is_linear
+from gas.nn.sparse_features import is_linear, linear
 from gas.nn.spmm import spmm
 from gas.nn.sum_convs import SumConv
 
@@ -77,11 +77,64 @@ class GCNConv(SumConv, pyg.GCNConv):
         return out if self.bias is None else out + self.bias
 
 
-def apply_linear(linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``linear(x) + bias``, in one pass unless the layer has hooks."""
-    if is_linear(linear) and linear.bias is None and not torch.is_autocast_enabled(x.device.type):
-        return F.linear(x, linear.weight, bias)
-    out = linear(x)
+class ProjectedConv(SumConv, pyg.SimpleConv):
+    """Sum or mean of linearly transformed rows, ``sum_j w_ij (W x_j + b)``.
+
+    Aggregates before it transforms if that is cheaper. Weights are arguments of the call; values
+    of the adjacency are those of its edges.
+
+    Args:
+        aggr: The aggregation, ``"sum"`` or ``"mean"``.
+    """
+
+    takes_pairs = False
+    takes_sparse = True
+
+    def forward(
+        self,
+        x: Tensor | Rows,
+        edge_index: Any,
+        edge_weight: Tensor | None = None,
+        *,
+        weight: Tensor,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        """Return the aggregated rows.
+
+        Args:
+            x: Rows of the sources, ``[N, in_channels]``.
+            edge_index: The edges, in any layout.
+            edge_weight: Their weights, if they are no values of the adjacency. (default: none)
+            weight: The matrix ``W``, ``[out_channels, in_channels]``.
+            bias: The bias ``b``, ``[out_channels]``. (default: none)
+
+        Returns:
+            Rows of the destinations, ``[N, out_channels]``.
+        """
+
+        def transform(x: Tensor) -> Tensor:
+            return linear(x, weight, bias)
+
+        if not isinstance(edge_index, Adjacency) or self._reason_not_fused(
+            {"edge_weight": edge_weight}
+        ):
+            return super().forward(transform(to_tensors(x)), edge_index, edge_weight)
+        self.path = "fused"
+        if is_sparse(x) or not should_aggregate_first(edge_index, x, weight.size(0)):
+            return spmm(edge_index, apply_rowwise(transform, x), reduce=self._reduce)
+        out = F.linear(spmm(edge_index, x, reduce=self._reduce), weight)
+        if bias is not None:
+            ones = bias.new_ones(edge_index.size(1), 1)
+            out = out + spmm(edge_index, ones, reduce=self._reduce) * bias
+        value = edge_index.value  # Under autocast, the linear layer returns float16.
+        return out if value is None else out.to(message_dtype(out, value))
+
+
+def apply_linear(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``layer(x) + bias``, in one pass unless the layer has hooks."""
+    if is_linear(layer) and layer.bias is None and not torch.is_autocast_enabled(x.device.type):
+        return F.linear(x, layer.weight, bias)
+    out = layer(x)
     return out if bias is None else out + bias
 
 

@@ -69,6 +69,13 @@ def _reason_pooling(layer: Any) -> str:
     )
 
 
+def _reason_no_weights(layer: Any) -> str:
+    return (
+        "spreads given rows over the whole graph, and has no weights to train: call it once on the "
+        "whole graph, with the labels, or with model.predict(graph)"
+    )
+
+
 def _reason_edge_order(layer: Any) -> str:
     return (
         "depends on the order in which a node's edges are stored, which is another one in a batch: "
@@ -156,6 +163,8 @@ NEVER: dict[type[torch.nn.Module], Callable[[Any], str]] = {
     PerformerAttention: _reason_global_attention,
     SGFormerAttention: _reason_global_attention,
     PolynormerAttention: _reason_global_attention,
+    pyg.LabelPropagation: _reason_no_weights,
+    pyg.CorrectAndSmooth: _reason_no_weights,
     pyg.TGNMemory: lambda _: (
         "keeps a memory of the nodes that every call changes, so that it depends on the batches "
         f"before: {BY_TIME}"

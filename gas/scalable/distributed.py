@@ -1,7 +1,7 @@
 """``distribute``: train one model on many ranks."""
 
 # No ``from __future__ import annotations``: DistributedDataParallel checks those of a hook.
-import importlib.metadata
+import importlib
 from typing import Any, NoReturn
 
 import torch
@@ -179,7 +179,7 @@ def _describe_settings(
 ) -> dict[str, Any]:
     """Return the settings that must be equal on all ranks."""
     return {
-        "gas": importlib.metadata.version("gas"),
+        "gas": importlib.import_module("gas").__version__,  # It imports this module.
         "PyTorch": torch.__version__,
         "a model of class": type(model).__name__,
         "parameters": str([list(p.shape) for p in model.parameters()]),

@@ -1,4 +1,4 @@
-"""Deprecated methods of :class:`gas.ScalableGNN`, kept for one release."""
+"""Deprecated methods of :class:`gas.ScalableGNN`, kept until version 0.3."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _deprecate(
     use = use or f"gas.scalable.{name}(model, ...)"
 
     def call_function(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        warn(f"ScalableGNN.{name} goes away with the next release: use {use}", DeprecationWarning)
+        warn(f"ScalableGNN.{name} goes away in version 0.3: use {use}", DeprecationWarning)
         return function(self, *args, **kwargs)
 
     return call_function if is_method else property(call_function)

@@ -3,6 +3,7 @@
 from gas.native import share_cores
 from gas.scalable import activation_bytes
 from gas.training.average import AveragedWeights
+from gas.training.callbacks import Callback, MetricLogger
 from gas.training.cost import Candidate, Linear
 from gas.training.evaluation import SPLITS, Predictions, evaluate, prediction_columns, predictions
 from gas.training.fit import fit, run_epochs
@@ -36,12 +37,14 @@ from gas.training.record import Progress, Run, divergence_error, find_nonfinite_
 
 __all__ = [
     "AveragedWeights",
+    "Callback",
     "Candidate",
     "FullBatch",
     "Linear",
     "METRICS",
     "SPLITS",
     "MemoryAccount",
+    "MetricLogger",
     "Plan",
     "Predictions",
     "Progress",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from torch_geometric.data import HeteroData
 from gas.graph import open_if_path, to_original_order
 from gas.scalable import graph_of
 from gas.training.metrics import (
+    Metric,
     holds_labels,
     is_real,
     known_target_mask,
@@ -23,7 +25,6 @@ from gas.training.metrics import (
 )
 
 SPLITS = ("train", "val", "test")
-Metric = str | Callable[[Tensor, Tensor], Any]
 
 
 def evaluate(
@@ -75,19 +76,12 @@ def evaluate(
             "score model.predict(graph), which is in the order of the graph before"
         )
     out = found.out
-    known = known_target_mask(y).view(y.size(0), -1)
-    known = known.all(dim=1) if callable(metric) else known.any(dim=1)
+    known = known_target_mask(y).view(y.size(0), -1).any(dim=1)
     metric = metric or ("roc_auc" if _is_binary(out, y) else metric_of(y))
-    scores = {}
-    for name, mask in masks.items():
-        counted = mask & known
-        if not bool(counted.any()):
-            scores[name] = float("nan")
-        elif callable(metric):
-            scores[name] = float(metric(out[counted], y[counted]))
-        else:
-            scores[name] = score(metric, out, y, counted)
-    return scores
+    return {
+        name: score(metric, out, y, mask & known) if bool((mask & known).any()) else math.nan
+        for name, mask in masks.items()
+    }
 
 
 def predictions(model: Any, graph: Any, *, split: int = 0, **options: Any) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,9 +20,10 @@ from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import check_integer, report_progress, share_cores
 from gas.scalable import ScalableGNN, is_tracked, moved_bytes
 from gas.training.average import AveragedWeights
+from gas.training.callbacks import Callback, CallbackList, check_metrics
 from gas.training.full_batch import FullBatch, fits_one_batch
 from gas.training.loop import check_trainable, train_epoch
-from gas.training.metrics import METRICS, metric_of, score, split_mask
+from gas.training.metrics import METRICS, Metric, metric_of, score, split_mask
 from gas.training.record import (
     BestEpoch,
     Progress,
@@ -29,7 +31,7 @@ from gas.training.record import (
     check_converged,
     find_nonfinite_tensor,
     is_usable,
-    mean_age,
+    layer_ages,
     warn_if_unstable,
 )
 
@@ -40,18 +42,17 @@ def fit(
     optimizer: torch.optim.Optimizer,
     epochs: int,
     *,
-    batch_size: int | None = None,
-    grad_norm: float | None = 1.0,
-    correct_drift: bool = True,
-    average_weights: bool = True,
-    metric: str | None = None,
-    split: int = 0,
-    patience: int | None = None,
-    keep_best: bool = True,
-    log: bool = True,
+    batch_size: int | None = None, grad_norm: float | None = 1.0,
+    correct_drift: bool = True, average_weights: bool = True,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    metric: Metric | None = None,
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
+    scheduler: Any = None,
+    callbacks: Sequence[Callback] = (),
+    split: int = 0, patience: int | None = None, keep_best: bool = True, log: bool = True,
     on_epoch: Callable[[Run], None] | None = None,
     **options: Any,
-) -> Run:
+) -> Run:  # fmt: skip
     """Train a model on a clustered graph, evaluate every epoch, and end with the best weights.
 
     ::
@@ -80,7 +81,19 @@ def fit(
         average_weights: Evaluate, and keep, the average of the weights over about the last epoch's
             steps, which is better and steadier than the weights after any of them. Training goes on
             with the weights themselves. (default: ``True``)
-        metric: One of :data:`gas.training.METRICS`. (default: the usual one for ``y``)
+        loss: The mean loss of outputs and targets of labelled nodes, such as
+            ``torch.nn.CrossEntropyLoss(weight=...)`` with a weight for each class.
+            (default: the usual one for ``y``; see :func:`gas.training.loss_of`)
+        metric: The score, of which the best epoch has the highest on the validation nodes: one of
+            :data:`gas.training.METRICS`, or a function of outputs and targets.
+            (default: the usual one for ``y``)
+        metrics: Further scores by name, functions of outputs and targets such as those of
+            torchmetrics; ``run.metrics`` has their curves, as ``"val_NAME"``. (default: none)
+        scheduler: A scheduler of ``torch.optim.lr_scheduler``, stepped after each epoch;
+            ``ReduceLROnPlateau(optimizer, mode="max")`` gets the validation score. Step one by
+            step in ``on_step_end`` of a callback. (default: a constant learning rate)
+        callbacks: What is called during training; see :class:`gas.training.Callback` and
+            :class:`gas.training.MetricLogger`, for experiment trackers. (default: none)
         split: Which split of masks of shape ``[N, S]``. (default: ``0``)
         patience: Stop once the validation score has not risen for this many epochs.
             (default: never)
@@ -89,7 +102,7 @@ def fit(
         log: Report progress on standard error, every ten seconds. (default: ``True``)
         on_epoch: Called after each epoch with the record so far; the model then is the one that was
             scored. (default: nothing)
-        **options: Further arguments of :func:`train_epoch`, such as ``loss_fn``.
+        **options: Further arguments of :func:`train_epoch`, such as ``autocast``.
 
     Returns:
         The record, with an entry per epoch.
@@ -99,48 +112,61 @@ def fit(
         FloatingPointError: If training diverges. The model then has the weights of the best epoch
             before, if there is one.
     """
-    _check(model, epochs, patience, metric, options)
+    _check(model, epochs, patience, metric, loss, options)
+    check_metrics(metrics or {})
     check_trainable(model, optimizer)
+    functions = on_epoch, options.pop("on_step", None)
+    called = CallbackList(callbacks, optimizer, scheduler, *functions)
+    options |= {} if loss is None else {"loss_fn": loss}
     loader = _make_loader(graph, batch_size)
     table = _labels_in_original_order(loader.data)
     full, inference = _make_full_batch(model, loader), _make_inference_loader(loader)
     is_whole = loader.ptr.numel() == 2  # Then it is trained as a full batch.
     batches = full if is_whole and full is not None else loader
     run, progress = Run(split=split), Progress()
+
     epoch = partial(
         train_epoch, model, batches, optimizer, split, grad_norm, is_whole, progress=progress,
-        correct_drift=correct_drift, **options,
+        correct_drift=correct_drift, on_step=partial(called.on_step_end, progress), **options,
     )  # fmt: skip
-    has_norms = not is_whole and any(is_tracked(module) for module in model.modules())
-    evaluate = partial(_evaluate, full, inference, has_norms)
+    has_norms = not is_whole and any(map(is_tracked, model.modules()))
 
-    def report(run: Run) -> None:
+    def report(run: Run) -> bool:
         ticker.done = len(run)
         ticker.note = _format_epoch(run)
-        if on_epoch is not None:
-            with average.in_model():
-                on_epoch(run)
+        with average.in_model():
+            return called.on_epoch_end(run)
 
     steps = options.get("micro_batches", 1), options.get("max_steps") if average_weights else 1
     average = AveragedWeights.over_epoch(model, optimizer, batches, *steps)
     try:
+        called.on_fit_start(model, optimizer)
         if not is_whole:
             model.train().refresh(inference, norms=has_norms, log=False)
         with report_progress("training", epochs, log) as ticker:
             run_epochs(
-                model, table, epoch, evaluate, epochs, split, report, metric, patience,
-                options.get("leave_cores", True), keep_best, run, progress, average,
+                model, table, epoch, partial(_evaluate, full, inference, has_norms), epochs, split,
+                report, metric, patience, options.get("leave_cores", True), keep_best, run,
+                progress, average, metrics,
             )  # fmt: skip
         return run
     finally:
-        average.stop()
-        if run.best is not None:
-            model.load_state_dict(run.best.state)
-        elif len(run):
-            average.load_into_model()
-        if len(run):
-            model.refresh(inference, norms=False, log=False)
-        model.eval()
+        _load_kept_weights(model, run, average, inference)
+        called.on_fit_end(run)
+
+
+def _load_kept_weights(
+    model: ScalableGNN, run: Run, average: AveragedWeights, inference: EvalSubgraphLoader
+) -> None:
+    """Load the weights of the best epoch, or the average, and fill the histories by them."""
+    average.stop()
+    if run.best is not None:
+        model.load_state_dict(run.best.state)
+    elif len(run):
+        average.load_into_model()
+    if len(run):
+        model.refresh(inference, norms=False, log=False)
+    model.eval()
 
 
 def _evaluate(
@@ -164,7 +190,8 @@ def _check(
     model: ScalableGNN,
     epochs: int,
     patience: int | None,
-    metric: str | None,
+    metric: Metric | None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None,
     options: dict[str, Any],
 ) -> None:
     """Refuse unusable arguments of :func:`fit`."""
@@ -177,8 +204,12 @@ def _check(
     check_integer("epochs", epochs, 1)
     if patience is not None:
         check_integer("patience", patience, 1)
-    if metric is not None and metric not in METRICS:
-        raise ValueError(f"'metric' is {metric!r}, expected one of {', '.join(METRICS)}")
+    if metric is not None and not callable(metric) and metric not in METRICS:
+        raise ValueError(
+            f"'metric' is {metric!r}, expected one of {', '.join(METRICS)}, or a function"
+        )
+    if loss is not None and "loss_fn" in options:
+        raise ValueError("'loss' and 'loss_fn' are given, of which one is the loss: leave one out")
     parameters = inspect.signature(train_epoch).parameters.values()
     known = {"refresh_unlabelled", *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
     unknown = options.keys() - known | options.keys() & {"progress"}
@@ -254,14 +285,15 @@ def run_epochs(
     evaluate: Callable[[ScalableGNN], Tensor],
     epochs: int,
     split: int = 0,
-    on_epoch: Callable[[Run], None] | None = None,
-    metric: str | None = None,
+    on_epoch: Callable[[Run], bool | None] | None = None,
+    metric: Metric | None = None,
     patience: int | None = None,
     leave_cores: bool = True,
     keep: bool = False,
     run: Run | None = None,
     progress: Progress | None = None,
     average: AveragedWeights | None = None,
+    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
 ) -> Run:
     """Train and evaluate by functions of the caller; :func:`fit` is for the usual ones.
 
@@ -272,7 +304,7 @@ def run_epochs(
         evaluate: Returns every node's output, of shape ``[N, C]``; it may refresh the histories.
         epochs: The number of epochs, including those of ``run``.
         split: The split of the masks. (default: ``0``)
-        on_epoch: Called after each epoch with the run so far.
+        on_epoch: Called after each epoch with the run so far; ``True`` ends the training.
         metric: The score; see :func:`gas.training.score`. (default: the usual one for ``data.y``)
         patience: Stop once the validation score has not risen for this many epochs.
             (default: never)
@@ -282,6 +314,7 @@ def run_epochs(
         progress: The progress that ``epoch`` fills; see :func:`train_epoch`.
             (default: the epoch starts anew)
         average: Averaged weights, which are evaluated and kept. (default: the model's)
+        metrics: Further scores, by name; see :func:`fit`. (default: none)
 
     Raises:
         FloatingPointError: If training diverges: raised by ``epoch``, or at the end, if weights
@@ -292,10 +325,12 @@ def run_epochs(
         raise ValueError(f"'patience' is {patience}, expected at least 1 epoch")
     run = Run() if run is None else run
     done = Progress() if progress is None else progress
-    curves = {key: getattr(run, f"{key}_acc") for key in ("train", "val", "test")}
-    masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in curves}
+    masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in ("train", "val", "test")}
     y, has_warned = data.y.cpu(), False
-    metric = metric or metric_of(y)
+    scores = [(metric or metric_of(y), getattr(run, f"{key}_acc"), masks[key]) for key in masks]
+    for name, further in (metrics or {}).items():
+        for key, mask in masks.items():
+            scores.append((further, run.metrics.setdefault(f"{key}_{name}", []), mask))
     try:
         while len(run) < epochs and not run.has_stalled(patience):
             _run_epoch(model, epoch, run, done)
@@ -303,8 +338,8 @@ def run_epochs(
                 with torch.no_grad(), share_cores(leave_cores):
                     out = evaluate(model.eval()).cpu()
                 is_finite = find_nonfinite_tensor(dict(model.named_parameters())) is None
-                for key, curve in curves.items():  # NaN is lower than any score.
-                    curve.append(score(metric, out, y, masks[key]) if is_finite else math.nan)
+                for function, curve, mask in scores:  # NaN is lower than any score.
+                    curve.append(score(function, out, y, mask) if is_finite else math.nan)
                 if keep and run.best_epoch == len(run) - 1:
                     state = {
                         key: value.detach().cpu().clone().contiguous()
@@ -312,8 +347,8 @@ def run_epochs(
                     }
                     run.best = BestEpoch(run.best_epoch, state, out)
             has_warned = has_warned or warn_if_unstable(run)
-            if on_epoch is not None:
-                on_epoch(run)
+            if on_epoch is not None and on_epoch(run) is True:
+                break
         if len(run):
             check_converged(model, run.loss[-1], y[masks["train"]], len(run))
     except FloatingPointError as error:
@@ -339,7 +374,8 @@ def _run_epoch(
     run.seconds.append(time.perf_counter() - start)
     run.moved_bytes.append(moved_bytes(model) - moved)
     progress.reset()
-    run.age.append(mean_age(model))
+    run.layer_age.append(layer_ages(model))
+    run.age.append(statistics.fmean(run.layer_age[-1] or [0.0]))
     run.drift.append(progress.drift)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 METRICS = ("accuracy", "micro_f1", "roc_auc", "r2")
+Metric = str | Callable[[Tensor, Tensor], Any]
 
 
 def is_real(y: Tensor) -> bool:
@@ -62,11 +67,12 @@ def loss_of(out: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(out, y.long())
 
 
-def score(metric: str, out: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
-    """Compute one of :data:`METRICS`.
+def score(metric: Metric, out: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
+    """Compute one of :data:`METRICS`, or a function's value.
 
     Args:
-        metric: Its name.
+        metric: Its name; or a function of outputs and targets, of the nodes whose targets are all
+            known, such as a metric of torchmetrics. It is NaN where there are none.
         out: The model's outputs, of shape ``[N, C]``.
         y: The targets, of shape ``[N]`` or ``[N, C]``.
         mask: The nodes to count, of shape ``[N]``. (default: all)
@@ -74,6 +80,8 @@ def score(metric: str, out: Tensor, y: Tensor, mask: Tensor | None = None) -> fl
     Raises:
         ValueError: If there is no such metric.
     """
+    if callable(metric):
+        return _score_by_function(metric, out, y, mask)
     if metric in ("accuracy", "micro_f1"):
         return compute_micro_f1(out, y, mask)
     if metric == "roc_auc":
@@ -81,6 +89,20 @@ def score(metric: str, out: Tensor, y: Tensor, mask: Tensor | None = None) -> fl
     if metric == "r2":
         return compute_r2(out, y, mask)
     raise ValueError(f"'metric' is {metric!r}, expected one of {', '.join(METRICS)}")
+
+
+def _score_by_function(
+    function: Callable[[Tensor, Tensor], Any], out: Tensor, y: Tensor, mask: Tensor | None
+) -> float:
+    """Return the value of a function of outputs and targets, as a number."""
+    counted = known_target_mask(y).view(y.size(0), -1).all(dim=1)
+    counted = counted if mask is None else counted & mask
+    if not bool(counted.any()):
+        return math.nan
+    value = float(function(out[counted], y[counted]))
+    if callable(reset := getattr(function, "reset", None)):  # Torchmetrics add up all calls.
+        reset()
+    return value
 
 
 def baseline(metric: str, y: Tensor, train_mask: Tensor, mask: Tensor) -> float:

@@ -19,7 +19,10 @@ from gas.training.metrics import known_target_mask, metric_of
 if TYPE_CHECKING:
     from gas.training.measure import MemoryAccount
 
-PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "drift", "seconds", "moved_bytes")
+PER_EPOCH = (
+    "loss", "train_acc", "val_acc", "test_acc", "age", "drift", "seconds", "moved_bytes", "lr",
+    "layer_age",
+)  # fmt: skip
 # A loss has risen if it is 1.3 times the lowest, and above it by a tenth of the first epoch's loss:
 # a loss near zero varies by more than 30 % in any training. From a drift of .2 on, rows move far.
 RISEN, SMALL, FAR = 1.3, 0.1, 0.2
@@ -54,6 +57,8 @@ class Run:
     without a chain. ``best`` and ``memory`` are optional.
     ``peak_rss_bytes`` is the peak of resident memory; ``peak_own_bytes`` and ``peak_mapped_bytes``
     are sampled peaks of its two kinds; see :class:`gas.native.memory.PeakMemory`.
+    ``lr`` is the learning rate of the first group of parameters. ``metrics`` has the curves of
+    further scores, by names such as ``"val_f1"``. ``layer_age`` has the age of each history's rows.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -72,6 +77,9 @@ class Run:
     peak_mapped_bytes: float = 0
     split: int = 0  # The split of the masks.
     drift: list[float] = field(default_factory=list)
+    lr: list[float] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    layer_age: list[list[float]] = field(default_factory=list)
 
     def __len__(self) -> int:
         """Return the number of epochs that have ended."""
@@ -82,6 +90,8 @@ class Run:
         epochs = len(self)
         for name in PER_EPOCH:
             del getattr(self, name)[epochs:]
+        for curve in self.metrics.values():
+            del curve[epochs:]
         if (
             self.best is not None and self.best.epoch != self.best_epoch
         ):  # The best epoch wasn't kept.
@@ -163,8 +173,12 @@ PROGRESS = tuple(one.name for one in fields(Progress) if one.name not in ("epoch
 
 def mean_age(model: ScalableGNN) -> float:
     """Return the mean age of all rows of all histories, in pushes; 0 without histories."""
-    ages = [stale.mean_age for stale in model.staleness()]
-    return statistics.fmean(ages) if ages else 0.0
+    return statistics.fmean(layer_ages(model) or [0.0])
+
+
+def layer_ages(model: ScalableGNN) -> list[float]:
+    """Return the mean age of each history's rows, in pushes."""
+    return [stale.mean_age for stale in model.staleness()]
 
 
 def warn_if_unstable(run: Run) -> bool:

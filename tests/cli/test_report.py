@@ -10,7 +10,7 @@ import torch
 
 from gas.cli import report
 from gas.native.memory import PeakMemory, resident_kinds
-from gas.training import Run
+from gas.training import MetricLogger, Run
 
 
 def runs():
@@ -55,8 +55,8 @@ def test_plot_curves(tmp_path):
 
 @pytest.mark.requires("tensorboard")
 def test_events(tmp_path):
-    writer = report.EventWriter(tmp_path / "events")
-    writer.write(runs()[0])
+    writer = report.open_events(tmp_path / "events")
+    MetricLogger(writer).on_epoch_end(runs()[0])
     writer.close()
     (file,) = (tmp_path / "events").iterdir()
     assert b"test_acc" in file.read_bytes()

@@ -657,7 +657,8 @@ def test_sums_of_rows_are_products(how, product):
     data, net = random_graph(), WeightedSum(how)
     data.edge_weight = torch.randn(data.num_edges)
     model, _, _ = check(net, data, call)
-    assert str(model).count(f"_product_{product}") == (2 if product else 0)
+    name = "_projected_sum" if product == "sum" else f"_product_{product}"
+    assert str(model).count(name) == (2 if product else 0)
     assert str(model).count("[fused]") == (2 if product == "sum" else 0)
     check_gradients(net, data, call)
 
@@ -682,4 +683,4 @@ class DropsMessages(MessagePassing):
 def test_messages_that_are_dropped_are_no_products(p):
     net = Sequential("x, edge_index", [(DropsMessages(p), "x, edge_index -> x")])
     model, _, _ = check(net, random_graph(), of_x)
-    assert ("_product_sum" in str(model)) == (p == 0)
+    assert ("_projected_sum" in str(model)) == (p == 0)

@@ -8,7 +8,15 @@ import torch.nn.functional as F
 from comparisons import Layers, Net, TutorialConv, check, check_gradients, of_edge_attr, of_x
 from conftest import random_graph
 from torch import nn
-from torch_geometric.nn import GATConv, GCNConv, GINConv, MessagePassing, SAGEConv
+from torch_geometric.nn import (
+    CorrectAndSmooth,
+    GATConv,
+    GCNConv,
+    GINConv,
+    LabelPropagation,
+    MessagePassing,
+    SAGEConv,
+)
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import degree, remove_self_loops
 
@@ -201,3 +209,62 @@ def test_parameters_without_ids_are_refused():
     data = random_graph()
     with pytest.raises(ValueError, match=r"'table.weight' has a row for each node.*node_id"):
         gas.to_scalable(WithoutIds(data.num_nodes, False), data)
+
+
+class Keeps(Net):
+    """Keeps what was computed of a graph, or takes it."""
+
+    def __init__(self, **kept):
+        super().__init__()
+        for name, value in kept.items():
+            setattr(self, name, value)
+
+    def forward(self, x, edge_index, scale=None):
+        x = x * (self.scale if scale is None else scale)
+        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+
+
+class KeepsMatrix(nn.Module):
+    def __init__(self, adj_t):
+        super().__init__()
+        self.adj_t, self.lin1, self.lin2 = adj_t, nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x, adj_t=None):
+        adj_t = self.adj_t if adj_t is None else adj_t
+        return adj_t @ self.lin2((adj_t @ self.lin1(x)).relu())
+
+
+def test_rows_that_a_module_keeps_are_given_by_the_graph():
+    data = random_graph()
+    scale = torch.rand(data.num_nodes, 1).double()
+    with pytest.raises(ValueError, match=r"'scale' keeps rows of all nodes.*set data.scale to it"):
+        gas.to_scalable(Keeps(scale=scale), data)
+    data.scale = scale
+    check(Keeps(), data, lambda net, data: net(data.x, data.edge_index, data.scale))
+
+
+def test_a_matrix_that_a_module_keeps_is_given_by_the_graph():
+    data = random_graph()
+    sizes = data.num_nodes, data.num_nodes
+    weight = torch.rand(data.num_edges).double()
+    adj_t = torch.sparse_coo_tensor(data.edge_index.flip(0), weight, sizes).to_sparse_csr()
+
+    class WithEdges(KeepsMatrix):
+        def forward(self, x, edge_index):
+            return super().forward(x)
+
+    with pytest.raises(ValueError, match=r"'adj_t' keeps rows of all nodes.*set data.adj_t to it"):
+        gas.to_scalable(WithEdges(adj_t), data)
+    data.adj_t = adj_t
+    del data.edge_index
+    check(KeepsMatrix(None), data, lambda net, data: net(data.x, data.adj_t))
+
+
+@pytest.mark.parametrize(
+    "net",
+    [LabelPropagation(2, 0.9), CorrectAndSmooth(2, 0.9, 2, 0.9)],
+    ids=lambda net: type(net).__name__,
+)
+def test_what_has_no_weights_is_called_on_the_whole_graph(net):
+    with pytest.raises(ValueError, match=r"has no weights to train: call it once on the whole"):
+        gas.to_scalable(net, random_graph())

@@ -10,7 +10,6 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from scipy import sparse as scipy_sparse
 
 import gas
@@ -261,27 +260,6 @@ def test_it_is_trained_on(tmp_path):
     del data.edge_attr
     twin = gas.cluster(data, 8, model=model, log=False)
     assert torch.allclose(model.predict(graph), model.predict(twin), atol=1e-5)
-
-
-def test_the_script(tmp_path, run_script):
-    example(tmp_path / "tables")
-    script = ROOT / "examples" / "import_graph.py"
-    done = run_script(script, "tables", "graph", "--undirected", "--memory", "2MB")
-    assert done.code == 0, done.err
-    assert "are duplicates and" in done.err
-    graph = gas.open_graph(tmp_path / "graph", log=False)
-    assert graph.parts.tolist() == [0, 300]
-    again = ("tables", "parts", "--num-parts", 5, "--dtype", "int8", "--columns", "weight=when")
-    for _ in range(2):
-        done = run_script(script, *again)
-        assert done.code == 0, done.err
-        graph = gas.open_graph(tmp_path / "parts", log=False)
-        assert graph.parts.numel() == 6
-        assert graph.x.codec == Codec("int8")
-        (tmp_path / "parts").rename(tmp_path / f"before{len(list(tmp_path.iterdir()))}")
-    with pytest.raises(ValueError, match="which holds graph.json"):
-        run_script(script, "tables", "graph")
-    assert run_script(script, "tables", "new", "--columns", "weight").code == 2
 
 
 # Interrupted --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from gas import models
 from gas.augment import DropEdge
 from gas.cli import Experiment, Settings, hetero, results
 from gas.cli.options import lock_output
-from gas.cli.report import EventWriter
+from gas.cli.report import open_events
 from gas.contrib import simulation
 from gas.contrib.simulation import Machine, PartitionStatistics, partition_statistics
 from gas.contrib.simulation.local_ranks import measure_ranks
@@ -65,6 +65,17 @@ def cut(**changes):
     for name in ("val_mask", "test_mask"):
         data[name] = changes.get(name, data.train_mask)
     return gas.cluster(data, 2, method="random", log=False)
+
+
+def schedule(cls=torch.optim.lr_scheduler.ConstantLR, optimizer=None):
+    return cls(optimizer or torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1))
+
+
+def plateau():
+    model = gas.models.GCN(4, 2, 4, 2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = schedule(torch.optim.lr_scheduler.ReduceLROnPlateau, optimizer)
+    return gas.fit(model, cut(), optimizer, 1, scheduler=scheduler)
 
 
 def fit(graph=None, model=None, epochs=1, **options):
@@ -293,6 +304,13 @@ CASES = {
     "fit, an unknown option": lambda t: fit(clip=1.0),
     "fit, a batch size with a loader": lambda t: fit(load(), batch_size=2),
     "fit, features in place of a graph": lambda t: fit(ring().x),
+    "fit, a loss and a loss_fn": lambda t: fit(loss=abs, loss_fn=abs),
+    "fit, metrics without names": lambda t: fit(metrics={1: abs}),
+    "fit, callbacks that are functions": lambda t: fit(callbacks=[print]),
+    "fit, a scheduler that is a number": lambda t: fit(scheduler=0.1),
+    "fit, a scheduler of another optimizer": lambda t: fit(scheduler=schedule()),
+    "fit, a scheduler that waits for a decrease": lambda t: plateau(),
+    "MetricLogger of no function": lambda t: gas.training.MetricLogger(3),
     "fit, an optimizer of another model": lambda t: gas.fit(
         gcn(), cut(), torch.optim.SGD(gcn().parameters(), 0.1), 1
     ),
@@ -356,8 +374,8 @@ CASES = {
     "Settings.load, not YAML": lambda t: file(t, "lr: [0.1"),
     "Settings.load, no file": lambda t: Settings.load(t.path / "s.yaml"),
     "Settings.load, pyyaml is missing": lambda t: without(t, "yaml", lambda: file(t, "lr: 0.1")),
-    "EventWriter, tensorboard is missing": lambda t: without(
-        t, "torch.utils.tensorboard", lambda: EventWriter(t.path)
+    "open_events, tensorboard is missing": lambda t: without(
+        t, "torch.utils.tensorboard", lambda: open_events(t.path)
     ),
     "Experiment, a graph without features": lambda t: experiment(data=featureless()),
     "Experiment, an unknown model": lambda t: experiment(model="gnn"),

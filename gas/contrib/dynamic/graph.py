@@ -269,7 +269,7 @@ class DynamicGraph:
         """Call :meth:`update_histories`, which is the new name."""
         warn(
             "GrowingGraph.refresh is now DynamicGraph.update_histories; the old name works until "
-            "the next release",
+            "version 0.3",
             DeprecationWarning,
         )
         return self.update_histories(**kwargs)

@@ -112,7 +112,7 @@ class Machine:
     def measured(*args: Any, **kwargs: Any) -> Machine:
         """Call :meth:`measure`, which is the new name."""
         warn(
-            "Machine.measured is now Machine.measure; the old name works until the next release",
+            "Machine.measured is now Machine.measure; the old name works until version 0.3",
             DeprecationWarning,
         )
         return Machine.measure(*args, **kwargs)

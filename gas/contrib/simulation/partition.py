@@ -107,7 +107,7 @@ class PartitionStatistics:
         """Call :meth:`extrapolate`, which is the new name."""
         warn(
             "PartitionStatistics.scaled is now PartitionStatistics.extrapolate; the old name works "
-            "until the next release",
+            "until version 0.3",
             DeprecationWarning,
         )
         return self.extrapolate(**kwargs)

@@ -1,0 +1,227 @@
+"""The command ``gas``: its subcommands, made by tyro from the functions below."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from torch_geometric.utils import degree
+
+import gas
+from gas.cli import command, html
+from gas.cli.choices import MODELS
+from gas.cli.doctor import examine, print_findings
+from gas.cli.runs import load_run
+from gas.cli.settings import Settings
+from gas.datasets import import_graph
+from gas.io import replace_file
+
+ModelName = Literal["appnp", "gat", "gcn", "gcn2", "gin", "pna", "pna_jk", "sage"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command ``gas``, and exit if it fails.
+
+    Args:
+        arguments: The arguments. (default: those of the process)
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["train"]:
+        command.main(arguments=given[1:], prog="gas train")
+        return
+    if importlib.util.find_spec("tyro") is None:
+        sys.exit("gas: error: the command needs the package tyro: pip install 'gas-gnn[cli]'")
+    import tyro
+
+    name = given[0] if given else ""
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="gas",
+            description=gas.__doc__,
+            args=given,
+            config=(tyro.conf.DisallowNone,),
+        )
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (ValueError, OSError, ImportError, MemoryError) as error:
+        sys.exit(f"gas {name}: error: {error}")
+
+
+def train() -> None:
+    """Train a model, and write scores, curves, the model and predictions into a folder."""
+
+
+def import_tables(
+    source: str,
+    out: str,
+    /,
+    undirected: bool = False,
+    columns: tuple[str, ...] = (),
+    dtype: str | None = None,
+    memory: str = "1GB",
+) -> None:
+    """Import tables and arrays, which need not fit memory, into a graph folder.
+
+    An import that was interrupted goes on when it is called again.
+
+    Args:
+        source: A folder of tables and arrays (nodes.csv, edges.csv, ...), or a file of edges.
+        out: The graph folder to write.
+        undirected: Add the reverse of each edge that lacks it.
+        columns: Names of columns, ROLE=NAME, such as source=payer.
+        dtype: The type of stored features, such as bfloat16 or int8.
+        memory: The memory for reading and sorting.
+    """
+    pairs = [each.partition("=") for each in columns]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError("--columns expects ROLE=NAME, such as source=payer")
+    names = {role: name for role, _, name in pairs}
+    print(
+        import_graph(source, out, undirected=undirected, columns=names, dtype=dtype, memory=memory)
+    )
+
+
+def partition(
+    graph: str,
+    out: str | None = None,
+    /,
+    num_parts: int = 64,
+    method: str = "auto",
+    root: str = "data",
+) -> None:
+    """Partition a graph, print the quality of the partition, and write a graph folder.
+
+    Args:
+        graph: A data set by name, or the path of tables or of a graph folder.
+        out: The graph folder to write, whose parts are row ranges. Without it, nothing is written.
+        num_parts: The number of parts.
+        method: The method: metis, kaminpar, random, or auto for the best one installed.
+        root: The folder of PyG's data sets.
+    """
+    data = _open(graph, root)
+    clustered = gas.cluster(data, num_parts, method=method, out=out)
+    print(gas.partition_report(clustered, clustered.parts))
+
+
+def plan(
+    graph: str,
+    /,
+    model: ModelName = "gcn",
+    memory: str | None = None,
+    num_layers: int | None = None,
+    hidden_channels: int | None = None,
+    root: str = "data",
+) -> None:
+    """Recommend the number of parts, the batch size and the place of histories, with reasons.
+
+    Args:
+        graph: A data set by name, or the path of tables or of a graph folder.
+        model: The model.
+        memory: The memory limit of the process, such as 6GB. Without it, what is free.
+        num_layers: Its number of layers.
+        hidden_channels: The width of its layers.
+        root: The folder of PyG's data sets.
+    """
+    data, in_channels, out_channels = gas.get_data(root, graph)
+    settings = Settings.default(model).replace(
+        num_layers=num_layers, hidden_channels=hidden_channels
+    )
+    architecture = dict(settings.architecture)
+    if "aggregators" in architecture:
+        architecture["deg"] = degree(data.edge_index[1], data.num_nodes)
+    made = MODELS[model](data.num_nodes, in_channels, out_channels=out_channels, **architecture)
+    print(gas.plan(data, made, memory))
+
+
+def predict(
+    run: Path,
+    /,
+    graph: str | None = None,
+    ids: tuple[str, ...] = (),
+    out: Path | None = None,
+) -> None:
+    """Predict nodes with the model of a run, and write or print a table.
+
+    Args:
+        run: The folder of the run.
+        graph: Another graph than that of the training: tables, or a graph folder.
+        ids: The ids of the nodes. Without them, all nodes.
+        out: The file to write, .csv or .parquet. Without it, the table is printed.
+    """
+    if out is not None and out.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"--out is {out}, expected a file that ends in .csv or .parquet")
+    columns = load_run(run).predict(graph, ids or None)
+    if out is None:
+        _write_csv(columns, sys.stdout)
+        return
+    with replace_file(out) as file:
+        if out.suffix == ".csv":
+            with open(file, "w", newline="") as stream:
+                _write_csv(columns, stream)
+        else:
+            _write_parquet(columns, file)
+    print(f"Wrote {len(columns['node'])} rows into {out}", file=sys.stderr)
+
+
+def verify(run: Path, /) -> None:
+    """Compare mini-batches of a run's model with the uncut graph.
+
+    Args:
+        run: The folder of the run.
+    """
+    found = load_run(run).verify()
+    print(found)
+    if not found:
+        sys.exit(1)
+
+
+def report(run: Path, other: Path | None = None, /, out: Path | None = None) -> None:
+    """Write an HTML report of a run, or of two side by side.
+
+    Args:
+        run: The folder of the run.
+        other: The folder of a second run.
+        out: The file to write. Without it, report.html in the folder of the run.
+    """
+    print(html.report(run, other, out=out))
+
+
+def doctor() -> None:
+    """Describe the installation and the machine, with what to do about each problem."""
+    if print_findings(examine()):
+        sys.exit(1)
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "train": train,
+    "import": import_tables,
+    "partition": partition,
+    "plan": plan,
+    "predict": predict,
+    "verify": verify,
+    "report": report,
+    "doctor": doctor,
+}
+
+
+def _open(graph: str, root: str) -> Any:
+    """Open a data set by its name or path; it needs no labels."""
+    return gas.open_graph(graph) if Path(graph).exists() else gas.get_data(root, graph)[0]
+
+
+def _write_csv(columns: dict[str, Any], stream: IO[str]) -> None:
+    writer = csv.writer(stream)
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+
+
+def _write_parquet(columns: dict[str, Any], path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), path)

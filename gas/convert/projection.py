@@ -1,0 +1,93 @@
+"""Linear layers before products with the adjacency, which become one layer."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.nn import Module
+
+from gas.convert.kinds import OTHER, ROWS, Values
+from gas.convert.matrices import PRODUCTS, PROJECTED, add_products
+from gas.convert.trace import get_module
+from gas.nn import LINEAR_LAYERS, has_hooks
+
+PRODUCT_FUNCTIONS = (operator.matmul, torch.matmul, torch.mm)
+PRODUCT_METHODS = ("matmul", "mm")
+
+
+def merge_projections(
+    net: Module, graph: Graph, kinds: dict[Node, str], record: dict[Node, Any]
+) -> bool:
+    """Merge linear layers into the products that sum up their rows, ``adj_t @ lin(x)``.
+
+    The histories are then those of ``x``, as for the layers of PyG, and the linear layer is
+    computed for own rows alone where that is cheaper.
+
+    Args:
+        net: The module, which gets the layers.
+        graph: Its traced graph, which is changed to call them.
+        kinds: The kinds of the nodes' values, to which those of the layers are added.
+        record: These values on a small graph, likewise.
+
+    Returns:
+        ``True`` if there is such a layer.
+    """
+    names = {product: name for name, product in PROJECTED.items()}
+    found = False
+    for node in list(graph.nodes):
+        name = names.get(PRODUCTS.get(str(node.target), "")) if node.op == "call_module" else None
+        rows = node.args[0] if name else None
+        if not isinstance(rows, Node) or len(rows.users) > 1 or kinds.get(rows) != ROWS:
+            continue
+        with graph.inserting_before(node):
+            projection = _find_projection(net, graph, rows, kinds, record)
+            if projection is None:
+                continue
+            x, given = projection
+            made = graph.call_module(str(name), (x, *node.args[1:]), given)
+        made.meta.update(node.meta)
+        kinds[made], record[made] = kinds[node], record[node]
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+        graph.erase_node(rows)
+        found = True
+    add_products(net, graph)
+    return found
+
+
+def _find_projection(
+    net: Module, graph: Graph, rows: Node, kinds: Mapping[Node, str], record: Values
+) -> tuple[Node, dict[str, Any]] | None:
+    """Return what rows are a linear function of, and its weight and bias by name."""
+
+    def is_matrix(value: Any, kind: str) -> bool:
+        found = record[value] if isinstance(value, Node) and kinds[value] == kind else None
+        return isinstance(found, Tensor) and found.dim() == 2 and found.is_floating_point()
+
+    x: Any = rows.args[0] if rows.args else None
+    given: dict[str, Any]
+    if not is_matrix(x, ROWS):
+        return None
+    if rows.op == "call_module":
+        layer: Any = get_module(net, rows)
+        if type(layer) not in LINEAR_LAYERS or has_hooks(layer) or rows.kwargs:
+            return None
+        names = ["weight"] + ["bias"] * (layer.bias is not None)
+        given = {name: graph.get_attr(f"{rows.target}.{name}") for name in names}
+        return x, given
+    if rows.target is torch.nn.functional.linear:
+        given = dict(zip(("weight", "bias"), rows.args[1:], strict=False)) | rows.kwargs
+        given = {name: value for name, value in given.items() if value is not None}
+        is_linear = is_matrix(given.get("weight"), OTHER)
+        return (x, given) if is_linear else None
+    is_method = rows.op == "call_method" and rows.target in PRODUCT_METHODS
+    if not (is_method or rows.target in PRODUCT_FUNCTIONS) or len(rows.args) != 2 or rows.kwargs:
+        return None
+    if not is_matrix(rows.args[1], OTHER):
+        return None
+    return x, {"weight": graph.call_method("t", (rows.args[1],))}

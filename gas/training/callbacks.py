@@ -1,0 +1,191 @@
+"""Callbacks of :func:`gas.fit`: what is called during training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from gas.training.record import Progress, Run
+
+
+class Callback:
+    """Base class of what :func:`gas.fit` calls during training; a subclass overrides what it needs.
+
+    ::
+
+        class StopAt(gas.training.Callback):
+            def __init__(self, score):
+                self.score = score
+
+            def on_epoch_end(self, run):
+                return run.val_acc[-1] >= self.score  # True ends the training.
+    """
+
+    def on_fit_start(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Prepare for a training.
+
+        Args:
+            model: The model.
+            optimizer: Its optimizer.
+        """
+
+    def on_step_end(self, progress: Progress) -> None:
+        """Handle the end of a step of the optimizer, such as that of a scheduler by step.
+
+        Args:
+            progress: The progress of the epoch: its batches and steps so far, and the sum of the
+                losses.
+        """
+
+    def on_epoch_end(self, run: Run) -> bool | None:
+        """Handle the end of an epoch, after its evaluation; ``True`` ends the training.
+
+        Args:
+            run: The record so far. The model has the weights that were scored.
+        """
+
+    def on_fit_end(self, run: Run) -> None:
+        """Handle the end of a training, by an error or Ctrl-C as well.
+
+        Args:
+            run: The record.
+        """
+
+
+class MetricLogger(Callback):
+    """Log of every epoch's losses, scores, learning rate and staleness, for an experiment tracker.
+
+    ::
+
+        gas.fit(..., callbacks=[MetricLogger(wandb.log)])  # After wandb.init(...).
+        gas.fit(..., callbacks=[MetricLogger(trackio.log)])
+        gas.fit(..., callbacks=[MetricLogger(mlflow.log_metrics)])
+        gas.fit(..., callbacks=[MetricLogger(SummaryWriter("events"))])  # TensorBoard.
+
+    Args:
+        log: A function of values by name, and of ``step``, the number of the epoch from 1; or a
+            ``torch.utils.tensorboard.SummaryWriter``.
+    """
+
+    NAMES = ("loss", "train_acc", "val_acc", "test_acc", "age", "drift", "seconds", "lr")
+
+    def __init__(self, log: Any) -> None:
+        self._add_scalar = getattr(log, "add_scalar", None)
+        if self._add_scalar is None and not callable(log):
+            raise ValueError(
+                f"'log' is a {type(log).__name__}, expected a function such as wandb.log, or a "
+                "SummaryWriter"
+            )
+        self._log = log
+
+    def on_epoch_end(self, run: Run) -> None:
+        """Log the last entries of the record; those that aren't finite are left out."""
+        curves = {name: getattr(run, name) for name in self.NAMES} | run.metrics
+        values = {name: curve[-1] for name, curve in curves.items() if curve}
+        values = {name: value for name, value in values.items() if math.isfinite(value)}
+        if self._add_scalar is None:
+            self._log(values, step=len(run))
+            return
+        for name, value in values.items():
+            self._add_scalar(name, value, len(run))
+
+
+class _Scheduling(Callback):
+    """Step of a learning rate scheduler after each epoch."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    def on_epoch_end(self, run: Run) -> None:
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(run.val_acc[-1])
+        else:
+            self._scheduler.step()
+
+
+class CallbackList(Callback):
+    """All callbacks of a training as one: the given ones, functions, and the scheduler at last.
+
+    Args:
+        callbacks: The callbacks.
+        optimizer: The optimizer.
+        scheduler: A scheduler of the learning rate, or ``None``.
+        on_epoch: A function of the record, called after each epoch, or ``None``.
+        on_step: A function without arguments, called after each step, or ``None``.
+
+    Raises:
+        ValueError: If one is no callback, or the scheduler doesn't fit.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        on_epoch: Callable[[Run], Any] | None,
+        on_step: Callable[[], Any] | None,
+    ) -> None:
+        for each in callbacks:
+            if not isinstance(each, Callback):
+                raise ValueError(
+                    f"'callbacks' has a {type(each).__name__}, expected instances of "
+                    "gas.training.Callback; a function of the run so far is 'on_epoch'"
+                )
+        if scheduler is not None:
+            check_scheduler(scheduler, optimizer)
+        self._callbacks = [*callbacks, *([_Scheduling(scheduler)] if scheduler is not None else [])]
+        self._optimizer, self._on_epoch, self._on_step = optimizer, on_epoch, on_step
+
+    def on_fit_start(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Call all."""
+        for each in self._callbacks:
+            each.on_fit_start(model, optimizer)
+
+    def on_step_end(self, progress: Progress) -> None:
+        """Call all."""
+        if self._on_step is not None:
+            self._on_step()
+        for each in self._callbacks:
+            each.on_step_end(progress)
+
+    def on_epoch_end(self, run: Run) -> bool:
+        """Record the learning rate, and call all; return ``True`` if one has."""
+        run.lr.append(float(self._optimizer.param_groups[0]["lr"]))
+        if self._on_epoch is not None:
+            self._on_epoch(run)
+        return True in [each.on_epoch_end(run) for each in self._callbacks]
+
+    def on_fit_end(self, run: Run) -> None:
+        """Call all."""
+        for each in self._callbacks:
+            each.on_fit_end(run)
+
+
+def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a learning rate scheduler of another optimizer, or one that waits for a decrease."""
+    if not callable(getattr(scheduler, "step", None)):
+        raise ValueError(
+            f"'scheduler' is a {type(scheduler).__name__}, expected one of torch.optim.lr_scheduler"
+        )
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ValueError("'scheduler' is of another optimizer: make it of 'optimizer'")
+    if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode != "max":
+        raise ValueError(
+            "'scheduler' has mode='min', but it gets the validation score, which rises: pass "
+            "mode='max'"
+        )
+
+
+def check_metrics(metrics: Mapping[str, Callable[..., Any]]) -> None:
+    """Refuse metrics that aren't functions by name; ``"acc"`` is the name of the score."""
+    for name, function in metrics.items():
+        if name == "acc" or not isinstance(name, str) or not callable(function):
+            raise ValueError(
+                f"'metrics' has {name!r}: {function!r}, expected functions of outputs and targets "
+                "by name, such as {'f1': torchmetrics.F1Score('multiclass', num_classes=3)}; 'acc' "
+                "is the score of 'metric'"
+            )

@@ -1,0 +1,223 @@
+"""The command ``gas``, and folders of runs that are opened again."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import gas
+from gas.cli import main
+from gas.cli.doctor import examine, print_findings
+
+pytestmark = pytest.mark.requires("tyro", "pyarrow", "safetensors", "matplotlib")
+
+
+def write_tables(folder, num_nodes=300, prefix="n", seed=0, labels=True):
+    """Write tables of a graph whose nodes are like their neighbours."""
+    rng = np.random.default_rng(seed)
+    kinds = rng.integers(3, size=num_nodes)
+    src = rng.integers(num_nodes, size=1200)
+    dst = np.array([rng.choice(np.flatnonzero(kinds == kinds[each])) for each in src])
+    folder.mkdir()
+    with open(folder / "nodes.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "f", "g", *["label"] * labels])
+        for node, kind in enumerate(kinds):
+            name = [["red", "green", "blue"][kind]] if labels else []
+            writer.writerow([f"{prefix}{node}", kind + rng.normal(), rng.normal(), *name])
+    with open(folder / "edges.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["source", "target"])
+        writer.writerows((f"{prefix}{a}", f"{prefix}{b}") for a, b in zip(src, dst, strict=True))
+    return folder
+
+
+def train(folder, out, *options):
+    command = ["train", "--dataset", str(folder), "--undirected", "--epochs", "3"]
+    main([*command, "--out", str(out), *options])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return the folders of tables, and of a run on them."""
+    folder = tmp_path_factory.mktemp("runs")
+    tables = write_tables(folder / "tables")
+    train(tables, folder / "run", "--model", "sage", "--norm", "batch")
+    return tables, folder / "run"
+
+
+def read_parquet(path):
+    from pyarrow import parquet
+
+    return parquet.read_table(path).to_pydict()
+
+
+def compare(found, expected):
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        if name == "probability":
+            np.testing.assert_allclose(found[name], values, rtol=1e-5)
+        else:
+            assert list(found[name]) == list(values), name
+
+
+# Folders of runs ----------------------------------------------------------------------------------
+
+
+def test_a_run_predicts_what_it_has_written(trained):
+    _, folder = trained
+    run = gas.load_run(folder)
+    compare(run.predict(), read_parquet(folder / "predictions.parquet"))
+    assert str(run).startswith("sage on ")
+    assert run.verify()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--model", "pna"),
+        ("--model", "gcn", "--feature-dtype", "int8", "--runs", "2"),
+        ("--model", "gat", "--sparse-features", "--full-batch"),
+    ],
+    ids=["degrees", "int8 features", "sparse features"],
+)
+def test_other_runs_predict_what_they_have_written(tmp_path, options):
+    train(write_tables(tmp_path / "tables"), tmp_path / "run", *options)
+    expected = read_parquet(tmp_path / "run/predictions.parquet")
+    compare(gas.load_run(tmp_path / "run").predict(), expected)
+
+
+def test_nodes_by_their_ids(trained):
+    _, folder = trained
+    run = gas.load_run(folder)
+    every, some = run.predict(), run.predict(ids=["n7", "n3", "n7"])
+    assert list(some["node"]) == ["n7", "n3", "n7"]
+    assert list(some["prediction"]) == [every["prediction"][row] for row in (7, 3, 7)]
+    with pytest.raises(ValueError, match="'ids' has 'x', which is no node of the graph"):
+        run.predict(ids=["n3", "x"])
+
+
+def test_another_graph_gets_the_classes_of_the_training(trained, tmp_path):
+    _, folder = trained
+    other = write_tables(tmp_path / "other", 90, "m", seed=1, labels=False)
+    found = gas.load_run(folder).predict(other)
+    assert set(found) == {"node", "prediction", "probability"}
+    assert set(found["prediction"]) <= {"red", "green", "blue"}
+    assert len(found["node"]) == 90
+    graph = gas.datasets.import_graph(other, tmp_path / "folder", undirected=True, log=False)
+    gas.cluster(graph, 3, out=tmp_path / "parts", log=False)
+    compare(gas.load_run(folder).predict(tmp_path / "parts"), found)
+
+
+def test_the_graph_is_found_from_another_folder(tmp_path, monkeypatch):
+    write_tables(tmp_path / "tables")
+    monkeypatch.chdir(tmp_path)
+    train("tables", "run")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(gas.load_run("../run").predict()["node"]) == 300
+
+
+def test_other_features_are_refused(trained, tmp_path):
+    _, folder = trained
+    data = gas.get_data("data", "planted:100")[0]
+    path = tmp_path / "graph.npz"
+    np.savez(path, x=data.x.numpy(), edge_index=data.edge_index.numpy(), y=data.y.numpy())
+    with pytest.raises(ValueError, match=f"'graph' has {data.x.size(1)} features, expected 2"):
+        gas.load_run(folder).predict(path)
+
+
+def test_folders_that_are_no_runs(trained, tmp_path):
+    with pytest.raises(ValueError, match="which has no metrics.json: give the folder"):
+        gas.load_run(tmp_path)
+    metrics = json.loads((trained[1] / "metrics.json").read_text())
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+    with pytest.raises(ValueError, match=r"which has no model.safetensors"):
+        gas.load_run(tmp_path).predict(trained[0])
+    (tmp_path / "metrics.json").write_text(json.dumps({**metrics, "model": "sage, typed"}))
+    with pytest.raises(ValueError, match="models of --hetero are loaded by"):
+        gas.load_run(tmp_path)
+    del metrics["graph"]
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+    with pytest.raises(ValueError, match="a run of gas 0.1"):
+        gas.load_run(tmp_path)
+
+
+# The command --------------------------------------------------------------------------------------
+
+
+def test_predict_prints_or_writes_a_table(trained, tmp_path, capsys):
+    _, folder = trained
+    main(["predict", str(folder), "--ids", "n1", "n2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "node,prediction,probability,label,split"
+    assert [line.split(",")[0] for line in lines[1:]] == ["n1", "n2"]
+    for name in ("all.csv", "all.parquet"):
+        main(["predict", str(folder), "--out", str(tmp_path / name)])
+    expected = read_parquet(folder / "predictions.parquet")
+    compare(read_parquet(tmp_path / "all.parquet"), expected)
+    with open(tmp_path / "all.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["prediction"] for row in rows] == expected["prediction"]
+    with pytest.raises(SystemExit, match=r"gas predict: error: --out is a.txt, expected a file"):
+        main(["predict", str(folder), "--out", "a.txt"])
+
+
+def test_verify_of_a_run(trained, capsys):
+    main(["verify", str(trained[1])])
+    assert "exact: relative errors" in capsys.readouterr().out
+
+
+def test_import_and_partition_make_folders(tmp_path, capsys):
+    tables = write_tables(tmp_path / "tables")
+    command = ["import", str(tables), str(tmp_path / "graph"), "--undirected", "--memory", "8MB"]
+    main([*command, "--columns", "source=source"])
+    main(["partition", str(tmp_path / "graph"), str(tmp_path / "parts"), "--num-parts", "4"])
+    assert "halo nodes per node" in capsys.readouterr().out
+    assert gas.open_graph(tmp_path / "parts", log=False).parts.numel() == 5
+    with pytest.raises(SystemExit, match="gas import: error: --columns expects ROLE=NAME"):
+        main([*command, "--columns", "label"])
+
+
+def test_plan_of_a_graph(capsys):
+    main(["plan", "planted:600", "--model", "sage", "--hidden-channels", "8"])
+    assert "expected to take" in capsys.readouterr().out
+
+
+def test_doctor_names_versions_and_cures(capsys, monkeypatch):
+    found = {each.name: each for each in examine()}
+    assert found["torch"].value == torch.__version__
+    assert found["gas"].value == gas.__version__
+    assert "of the cache" in " ".join(found)
+    assert not found["extension"].cure
+    monkeypatch.setattr("gas.cli.doctor.C", None)
+    assert print_findings(examine()) >= 1
+    assert "-> everything is slower: pip install ." in capsys.readouterr().out
+
+
+def test_errors_are_one_line():
+    with pytest.raises(SystemExit, match="gas verify: error: 'folder' is 'nowhere', which has no"):
+        main(["verify", "nowhere"])
+
+
+@pytest.mark.slow
+def test_the_module_is_the_command(tmp_path):
+    command = [sys.executable, "-m", "gas", "train", "--dataset", "planted:300", "--epochs", "1"]
+    environment = {**os.environ, "GAS_CACHE_DIR": str(tmp_path / "cache")}
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "runs/metrics.json").exists()
+    bad = subprocess.run([*command, "--lr", "fast"], cwd=tmp_path, capture_output=True, text=True)
+    assert bad.returncode == 2
+    assert bad.stderr.startswith("gas train: error: argument --lr: invalid float value: 'fast'")
+
+
+def test_without_tyro_the_command_says_so(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="needs the package tyro: pip install 'gas-gnn"):
+        main(["doctor"])

@@ -1,0 +1,122 @@
+"""Reports of runs: one page that needs nothing else."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import pytest
+
+import gas
+from gas.cli import main
+from gas.training import Run
+
+pytestmark = pytest.mark.requires("tyro", "safetensors", "pyarrow", "matplotlib", "jinja2")
+
+
+class Page(HTMLParser):
+    """Parser that keeps the texts of headings and cells, and what a page loads."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.texts, self.loaded, self.open = {"h1": [], "h2": [], "td": [], "p": []}, [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag in self.texts:
+            self.open.append(tag)
+            self.texts[tag].append("")
+        given = dict(attrs)
+        wanted = {"script": "src", "link": "href", "img": "src"}
+        self.loaded += [given[wanted[tag]]] if wanted.get(tag) in given else []
+
+    def handle_endtag(self, tag):
+        if self.open and self.open[-1] == tag:
+            self.open.pop()
+
+    def handle_data(self, data):
+        if self.open:
+            self.texts[self.open[-1]][-1] += data
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return the folders of two runs of different models."""
+    root = tmp_path_factory.mktemp("reports")
+    for name in ("sage", "gcn"):
+        command = ["train", "--dataset", "planted:600", "--model", name, "--epochs", "3"]
+        main([*command, "--num-layers", "3", "--memory-report", "--out", str(root / name)])
+    return root / "sage", root / "gcn"
+
+
+def read(path):
+    text = path.read_text()
+    for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        ET.fromstring(svg)
+    return text, Page(text)
+
+
+def test_a_report_shows_what_the_run_has_measured(folders):
+    path = gas.report(folders[0])
+    assert path == folders[0] / "report.html"
+    text, page = read(path)
+    metrics = json.loads((folders[0] / "metrics.json").read_text())
+    assert page.texts["h1"] == ["sage on planted:600"]
+    headings = ["Results", "Curves", "Partition", "Memory by component", "Settings", "Machine"]
+    assert page.texts["h2"] == headings
+    cells = page.texts["td"]
+    assert f"{100 * metrics['test_acc']['mean']:.2f}" in cells
+    assert cells[cells.index("lr") + 1] == str(metrics["settings"]["lr"])
+    assert cells[cells.index("parts") + 1] == str(len(metrics["partition"]["size"]))
+    assert text.count("<svg") == text.count("<figure role") == 7
+    assert page.loaded == []
+
+
+def test_staleness_is_that_of_each_layer(folders):
+    run = json.loads((folders[0] / "metrics.json").read_text())["epochs"][0]
+    assert [len(ages) for ages in run["layer_age"]] == [2, 2, 2]
+    means = [sum(ages) / 2 for ages in run["layer_age"]]
+    assert means == pytest.approx(run["age"])
+
+
+def test_two_runs_side_by_side(folders, tmp_path):
+    path = gas.report(*folders, out=tmp_path / "both.html")
+    text, page = read(path)
+    assert page.texts["h1"] == ["sage on planted:600 and gcn on planted:600"]
+    cells = page.texts["td"]
+    assert cells[cells.index("model") :][:3] == ["model", "sage", "gcn"]
+    marked = re.findall(r'<tr class="differs"><td>(.*?)</td>', text)
+    assert "model" in marked
+    assert "lr" not in marked
+
+
+def test_a_record_of_fit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = Run(
+        loss=[2.0, 1.0], train_acc=[0.2, 0.5], val_acc=[0.2, float("nan")], test_acc=[0.1, 0.4],
+        age=[0.0, 0.5], seconds=[0.1, 0.2], moved_bytes=[10, 10], layer_age=[[0.0], [0.5]],
+        drift=[float("nan"), 0.2],
+    )  # fmt: skip
+    _, page = read(gas.report(run))
+    assert page.texts["h1"] == ["A run of gas.fit"]
+    assert (tmp_path / "report.html").exists()
+    with pytest.raises(ValueError, match="'run' has no epoch"):
+        gas.report(Run())
+
+
+def test_faults_of_a_run_are_said_first(folders, tmp_path):
+    metrics = json.loads((folders[0] / "metrics.json").read_text())
+    failed = [{"run": 1, "seed": 1, "reason": "the loss is <nan>"}]
+    (tmp_path / "metrics.json").write_text(
+        json.dumps({**metrics, "failed": failed, "interrupted": True})
+    )
+    text, page = read(gas.report(tmp_path))
+    expected = ["Run 2 diverged: the loss is <nan>", "The training was interrupted."]
+    assert [each for each in page.texts["p"] if "account" not in each] == expected
+    assert "&lt;nan&gt;" in text
+
+
+def test_the_command(folders, tmp_path, capsys):
+    main(["report", str(folders[0]), str(folders[1]), "--out", str(tmp_path / "page.html")])
+    assert capsys.readouterr().out.strip() == str(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")

@@ -1,0 +1,95 @@
+"""Linear layers before products with the adjacency, which become one layer."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from comparisons import check, check_gradients
+from conftest import random_graph
+from torch import nn
+from torch_geometric.utils import scatter
+
+import gas
+
+FORMS = {
+    "Linear": lambda net, x: net.lin(x),
+    "F.linear": lambda net, x: F.linear(x, net.lin.weight, net.lin.bias),
+    "F.linear without bias": lambda net, x: F.linear(x, net.lin.weight),
+    "@": lambda net, x: x @ net.weight,
+    "torch.mm": lambda net, x: torch.mm(x, net.weight),
+    "matmul": lambda net, x: x.matmul(net.weight),
+}
+
+
+class Projected(nn.Module):
+    """Two sums over neighbours, each of linearly transformed rows."""
+
+    def __init__(self, form, reduce="sum"):
+        super().__init__()
+        self.first, self.lin = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.weight = nn.Parameter(torch.randn(8, 3))
+        self.form, self.reduce = form, reduce
+
+    def forward(self, x, edge_index, edge_weight):
+        x = self.aggregate(self.first(x), edge_index, edge_weight).relu()
+        x = F.dropout(x, 0.5, self.training)
+        return self.aggregate(FORMS[self.form](self, x), edge_index, edge_weight)
+
+    def aggregate(self, x, edge_index, edge_weight):
+        src, dst = edge_index
+        rows = x[src] * edge_weight[:, None]
+        return scatter(rows, dst, dim=0, dim_size=x.size(0), reduce=self.reduce)
+
+
+def call(net, data):
+    return net(data.x, data.edge_index, data.edge_weight)
+
+
+def weighted_graph():
+    data = random_graph()
+    data.edge_weight = torch.randn(data.num_edges)
+    return data
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_linear_layers(form):
+    data, net = weighted_graph(), Projected(form)
+    model, _, _ = check(net, data, call)
+    assert str(model).count("_projected_sum:") == 2
+    check_gradients(net, data, call, fewest=3)
+
+
+def test_the_history_is_that_of_the_rows_before():
+    model = gas.to_scalable(Projected("Linear"), weighted_graph())
+    assert [history.embedding_dim for history in model.histories] == [8]
+
+
+class Stack(nn.Module):
+    """Layers without an activation between them, and one whose rows go to two sums."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin1, self.lin2, self.lin3 = nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x, adj_t):
+        x = adj_t @ self.lin2(adj_t @ self.lin1(x))
+        x = self.lin3(x)
+        return x + adj_t @ x
+
+
+def test_rows_that_others_read_are_computed_before_the_product():
+    data = random_graph()
+    data.adj_t = torch.sparse_coo_tensor(
+        data.edge_index.flip(0), torch.rand(data.num_edges).double(), (60, 60)
+    ).to_sparse_csr()
+    del data.edge_index
+    model, _, _ = check(Stack(), data, lambda net, data: net(data.x, data.adj_t))
+    assert str(model).count("_projected_sum:") == 2
+    assert str(model).count("_product_sum") == 1
+
+
+def test_hooks_of_the_linear_layer_are_called():
+    data, net, seen = weighted_graph(), Projected("Linear").double(), []
+    net.lin.register_forward_hook(lambda *_: seen.append(1))
+    model, _, _ = check(net, data, call)
+    assert seen
+    assert str(model).count("_projected_sum:") == 1

@@ -1,0 +1,68 @@
+"""Errors of the command ``gas``, and of folders of runs."""
+
+import contextlib
+import io
+import json
+
+import numpy as np
+
+import gas
+from gas.cli import main
+
+
+def run(t, *arguments):
+    """Run the command in an empty folder, and leave out what it prints."""
+    t.patch.chdir(t.path)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        main([*map(str, arguments)])
+
+
+def trained(t, **changes):
+    """Return the folder of a run, with changes of its ``metrics.json``; ``None`` removes."""
+    run(t, "train", "--dataset", "planted:60", "--epochs", 1)
+    path = t.path / "runs" / "metrics.json"
+    metrics = {**json.loads(path.read_text()), **changes}
+    left = {k: v for k, v in metrics.items() if k not in changes or v is not None}
+    path.write_text(json.dumps(left))
+    return t.path / "runs"
+
+
+def without_model(t):
+    folder = trained(t)
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def without_safetensors(t):
+    folder = trained(t)
+    t.patch.setattr("importlib.util.find_spec", lambda name: None)
+    t.patch.chdir(folder)
+    return gas.load_run(".").predict()
+
+
+def other_features(t):
+    path = t.path / "g.npz"
+    np.savez(
+        path, x=np.ones((4, 2), "float32"), y=np.arange(4) % 2, edge_index=np.ones((2, 2), int)
+    )
+    return path
+
+
+def without_jinja2(t):
+    t.patch.setattr("importlib.util.find_spec", lambda name: None)
+    return gas.report("runs")
+
+
+CASES = {
+    "a report, without jinja2": without_jinja2,
+    "a report of no epoch": lambda t: gas.report(gas.training.Run()),
+    "a folder without a run": lambda t: run(t, "verify", "nowhere"),
+    "a run of --hetero": lambda t: gas.load_run(trained(t, model="sage, typed")),
+    "a run of an older version": lambda t: gas.load_run(trained(t, graph=None)),
+    "a run without a model": lambda t: gas.load_run(without_model(t)).predict(),
+    "a run, without safetensors": without_safetensors,
+    "a graph with other features": lambda t: gas.load_run(trained(t)).predict(other_features(t)),
+    "an id of no node": lambda t: gas.load_run(trained(t)).predict(ids=["anna"]),
+    "gas predict --out, no table": lambda t: run(t, "predict", "runs", "--out", "out.txt"),
+    "gas import --columns, no role": lambda t: run(t, "import", "a", "b", "--columns", "payer"),
+}
