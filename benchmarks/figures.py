@@ -1,19 +1,22 @@
-"""Draw the curves of ``time_to_accuracy.py``: validation score against seconds of training.
+"""Draw the figures of README and docs from the results.
 
     python benchmarks/figures.py
+    python benchmarks/figures.py --only memory scale
 
-One panel for each case that has another contender than the full batch; seconds are those of
-training, without evaluation.
+``batch`` is a drawing; the others have their numbers from ``results/``.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 from common import load
+from matplotlib.patches import FancyArrowPatch, Rectangle
+from tables import GIB, MIB, median_epoch
 
 NAMES = {  # Contenders that are drawn, with their colour.
     "full batch": "black",
@@ -22,11 +25,17 @@ NAMES = {  # Contenders that are drawn, with their colour.
     "stale rows as they are": "tab:green",
     "64 parts": "tab:red",
 }
-OUT = Path(__file__).resolve().parents[1] / "docs/images/time_to_accuracy.svg"
+OUT = Path(__file__).resolve().parents[1] / "docs/images"
+OWN, HALO, STORED = "tab:blue", "tab:orange", "0.85"
 
 
-def draw(cases: dict[str, Any], path: Path) -> None:
-    """Draw one panel for each case."""
+def draw_time_to_accuracy() -> Any:
+    """Draw the validation score against seconds of training, one panel for each case.
+
+    Cases of a full batch alone are left out; seconds are without evaluation.
+    """
+    cases = load("time_to_accuracy")["cases"]
+    cases = {case: runs for case, runs in cases.items() if len(runs) > 1}
     columns = min(2, len(cases))
     rows = -(-len(cases) // columns)
     size = (5.5 * columns, 3.2 * rows)
@@ -48,19 +57,148 @@ def draw(cases: dict[str, Any], path: Path) -> None:
             ylabel="validation accuracy", xlim=(0, end), ylim=(best - 0.15, best + 0.02),
         )  # fmt: skip
     panels.flat[0].legend(fontsize="small", loc="lower right")
-    figure.tight_layout()
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    return figure
+
+
+def draw_memory() -> Any:
+    """Draw the peak memory of a training epoch against the number of layers."""
+    found = [
+        each for each in load("memory")["by_depth"]
+        if each["device"] == "cpu" and each["settings"]["dataset"] == "planted:200000"
+    ]  # fmt: skip
+    depths = [each["settings"]["num_layers"] for each in found]
+    figure, panel = plt.subplots(figsize=(6, 3.6))
+    curves = {
+        "PyG full batch": ("black", "-", 0), "gas full batch": ("grey", "-", 0),
+        "ClusterLoader": ("tab:red", "-", 0), "gas": (OWN, "-", 1),
+    }  # fmt: skip
+    for name, (color, style, with_histories) in curves.items():
+        methods = [each["methods"][name] for each in found]
+        held = [m["peak_bytes"] + with_histories * m["history_bytes"] for m in methods]
+        used = min(m["edges_used"] for m in methods)
+        label = "gas, with its histories" if with_histories else name
+        label += "" if used > 0.999 else f" (uses {used:.0%} of the edges)"
+        panel.plot(
+            depths, [size / MIB for size in held], style, color=color, marker="o", label=label
+        )
+    panel.set(
+        title="generated graph of 200,000 nodes, 4 million edges, width 128", xlabel="layers",
+        ylabel="peak memory, MiB", ylim=(0, None), xticks=depths,
+    )  # fmt: skip
+    panel.legend(fontsize="small")
+    return figure
+
+
+def draw_scale() -> Any:
+    """Draw time and memory of an epoch against the number of edges."""
+    found = load("hundred_million")["results"]
+    edges = [each["edges"] / 1e6 for each in found]
+    stages = [each["train"]["stages"] for each in found]
+    epochs = [each[max(name for name in each if name.startswith("epoch"))] for each in stages]
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.4))
+    for panel, label, values in (
+        (panels[0], "seconds of an epoch", [epoch["seconds"] for epoch in epochs]),
+        (panels[1], "peak memory of the process, GiB", [e["peak_bytes"] / GIB for e in epochs]),
+    ):
+        panel.loglog(edges, values, color=OWN, marker="o")
+        for x, y in zip(edges, values, strict=True):
+            panel.annotate(f"{y:.3g}", (x, y), (4, -11), textcoords="offset points", fontsize=8)
+        panel.margins(0.15)
+        panel.set(xlabel="edges, millions", title=label)
+        panel.grid(alpha=0.3)
+    return figure
+
+
+def draw_out_of_core() -> Any:
+    """Draw the time of an epoch in little memory, relative to that with enough of it."""
+    found = load("out_of_core")
+    ways = {way["way"]: way for way in found["ways"]}
+    names = {
+        "memory": "all in memory", "hot": "packed on disk, hot rows in memory",
+        "packed": "packed on disk", "mapped": "mapped files",
+    }  # fmt: skip
+    shown = {label: median_epoch(ways[way]) for way, label in names.items() if way in ways}
+    first = shown["all in memory"]
+    figure, panel = plt.subplots(figsize=(7, 2.6))
+    bars = panel.barh(list(shown), [seconds / first for seconds in shown.values()], color=OWN)
+    panel.bar_label(bars, [f" {seconds / first:.1f}x" for seconds in shown.values()], fontsize=9)
+    panel.invert_yaxis()
+    panel.set_xscale("log")
+    panel.set(
+        xlim=(0.8, 100),
+        xlabel="time of an epoch over that in memory",
+    )
+    panel.set_title(
+        f"{found['nodes']:,} nodes: {ways['memory']['rss'] / GIB:.1f} GiB in memory, the others in "
+        f"{found['limit'] / GIB:.1f} GiB", fontsize=10,
+    )  # fmt: skip
+    return figure
+
+
+def draw_batch() -> Any:
+    """Draw a mini-batch, its halo, and the history between two layers."""
+    figure, panel = plt.subplots(figsize=(8, 3.6))
+    rows = {"own": range(3, 6), "halo": (1, 7, 9)}
+    for number, column in enumerate((0.0, 4.6)):
+        for row in range(11):
+            kind = next((name for name, found in rows.items() if row in found), "")
+            color = {"own": OWN, "halo": HALO if number else STORED}.get(kind, "white")
+            panel.add_patch(Rectangle((column, -row), 0.9, 0.8, facecolor=color, edgecolor="0.5"))
+        panel.text(column + 0.45, 1.4, f"layer {number + 1}", ha="center", fontsize=11)
+    for row in range(11):
+        kind = next((name for name, found in rows.items() if row in found), "")
+        color = {"own": OWN, "halo": HALO}.get(kind, STORED)
+        panel.add_patch(Rectangle((2.3, -row), 0.9, 0.8, facecolor=color, edgecolor="0.5"))
+    panel.text(2.75, 1.4, "history", ha="center", fontsize=11)
+    for row in rows["own"]:
+        panel.add_patch(arrow((0.95, 0.4 - row), (2.25, 0.4 - row), OWN))
+    for row in rows["halo"]:
+        panel.add_patch(arrow((3.25, 0.4 - row), (4.55, 0.4 - row), HALO))
+    for row in rows["own"]:
+        panel.add_patch(arrow((0.95, 0.4 - row), (4.55, 0.4 - row), OWN, 0.25))
+    texts = [
+        (OWN, "own nodes of the mini-batch:", "computed, and pushed to the history"),
+        (HALO, "halo, their neighbours:", "rows pulled from the history"),
+        ("0.6", "all other nodes:", "neither computed nor read"),
+    ]
+    for number, (color, first, second) in enumerate(texts):
+        panel.text(6.1, -1.2 - 3 * number, first, color=color, fontsize=11, weight="bold")
+        panel.text(6.1, -2.3 - 3 * number, second, fontsize=10)
+    panel.set(xlim=(-0.3, 11.2), ylim=(-10.4, 2.2))
+    panel.axis("off")
+    return figure
+
+
+def arrow(start: tuple[float, float], end: tuple[float, float], color: str, bend: float = 0) -> Any:
+    """Return an arrow between two points."""
+    shape = f"arc3,rad={bend}"
+    return FancyArrowPatch(
+        start, end, arrowstyle="-|>", mutation_scale=9, color=color, linewidth=1.2,
+        connectionstyle=shape, alpha=0.35 if bend else 1.0,
+    )  # fmt: skip
+
+
+FIGURES: dict[str, Callable[[], Any]] = {
+    "batch": draw_batch,
+    "memory": draw_memory,
+    "out_of_core": draw_out_of_core,
+    "scale": draw_scale,
+    "time_to_accuracy": draw_time_to_accuracy,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--name", default="time_to_accuracy", help="of the results, or a path")
-    parser.add_argument("--out", type=Path, default=OUT, help="the picture (%(default)s)")
+    parser.add_argument("--only", nargs="*", choices=sorted(FIGURES), default=list(FIGURES))
+    parser.add_argument("--out", type=Path, default=OUT, help="the folder (%(default)s)")
     args = parser.parse_args()
-    cases = load(args.name)["cases"]
-    draw({case: runs for case, runs in cases.items() if len(runs) > 1}, args.out)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in args.only:
+        figure = FIGURES[name]()
+        figure.tight_layout()
+        with plt.rc_context({"svg.hashsalt": "gas"}):
+            figure.savefig(args.out / f"{name}.svg", metadata={"Date": None})
+        plt.close(figure)
 
 
 if __name__ == "__main__":

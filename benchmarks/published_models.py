@@ -206,8 +206,8 @@ def run_case(sources: Path, case: dict[str, Any]) -> dict[str, Any]:
                 return eval(code, {"net": net, "data": data, "torch": torch})
 
             call(net, copy.copy(data))
-        except Exception as error:
-            return {"result": "not run", "message": describe(error)}
+        except Exception as failure:
+            return {"result": "not run", "message": describe(failure)}
         try:
             error = largest_error(net, data, case, call)
             result = "converted" if error <= TOLERANCE else "wrong"
@@ -216,8 +216,8 @@ def run_case(sources: Path, case: dict[str, Any]) -> dict[str, Any]:
             inner = traceback.extract_tb(refusal.__traceback__)[-1].filename
             if f"{os.sep}gas{os.sep}" not in inner:
                 result, message = "foreign", describe(refusal)
-        except Exception as error:
-            result, message = "foreign", describe(error)
+        except Exception as failure:
+            result, message = "foreign", describe(failure)
         finally:
             torch.set_default_dtype(torch.float32)
     return {

@@ -497,7 +497,7 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
 
 
 @pytest.mark.requires("matplotlib")
-def test_figures(script, monkeypatch, tmp_path):
+def test_figures_have_the_numbers_of_the_results(script, monkeypatch, tmp_path):
     module, drawn = script("figures"), []
     close = module.plt.close
     monkeypatch.setattr(module.plt, "close", lambda figure: drawn.append(figure) or close(figure))
@@ -508,12 +508,16 @@ def test_figures(script, monkeypatch, tmp_path):
     }
     cases = {"Cora:GCN:none:0.01:seed 0": runs, "Cora:SAGE:batch:0.01:seed 0": runs}
     cases["Cora:GAT:batch:0.01:seed 0"] = {"full batch": runs["full batch"]}  # Not drawn.
-    (tmp_path / "table.json").write_text(json.dumps({"cases": cases}))
-    args = ["figures", "--name", str(tmp_path / "table"), "--out", str(tmp_path / "docs/f.svg")]
-    monkeypatch.setattr(sys, "argv", args)
+    load = module.load
+    monkeypatch.setattr(
+        module, "load", lambda name: {"cases": cases} if name == "time_to_accuracy" else load(name)
+    )
+    monkeypatch.setattr(sys, "argv", ["figures", "--out", str(tmp_path / "images")])
     module.main()
-    assert "</svg>" in (tmp_path / "docs/f.svg").read_text()
-    panels = drawn[0].axes
+    for name in module.FIGURES:
+        assert "</svg>" in (tmp_path / f"images/{name}.svg").read_text()
+    found = dict(zip(module.FIGURES, drawn, strict=True))
+    panels = found["time_to_accuracy"].axes
     assert [panel.get_title() for panel in panels] == [
         "Cora, GCN, no norm, lr 0.01", "Cora, SAGE, BatchNorm, lr 0.01",
     ]  # fmt: skip
@@ -522,6 +526,30 @@ def test_figures(script, monkeypatch, tmp_path):
     assert parts.get_label() == "64 parts"
     assert target.get_ydata()[0] == 0.9 - 0.005
     assert panels[0].get_xlim() == (0, 2.4)
+    (curve,) = found["scale"].axes[0].get_lines()
+    edges = [each["edges"] / 1e6 for each in load("hundred_million")["results"]]
+    assert curve.get_xdata().tolist() == edges
+    histories = found["memory"].axes[0].get_lines()[-1]
+    deepest = load("memory")["by_depth"][8]["methods"]["gas"]
+    held = deepest["peak_bytes"] + deepest["history_bytes"]
+    assert histories.get_ydata()[-1] == held / 2**20
+
+
+def test_tables_of_pages_are_those_of_the_results(script, tmp_path, monkeypatch):
+    module = script("tables")
+    monkeypatch.setattr(sys, "argv", ["tables", "--check"])
+    module.main()
+    names = [name for page in module.PAGES for _, name, _ in module.TABLE.findall(page.read_text())]
+    assert set(names) == set(module.TABLES)
+    page = tmp_path / "page.md"
+    old = (module.ROOT / "README.md").read_text().replace("10.6 GiB", "9.6 GiB")
+    page.write_text(old)
+    monkeypatch.setattr(module, "PAGES", [page])
+    with pytest.raises(SystemExit, match="page.md differ from the results"):
+        module.main()
+    monkeypatch.setattr(sys, "argv", ["tables"])
+    module.main()
+    assert page.read_text() == (module.ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize(("sets", "low", "high"), [(6, 1, 6), (9, 2, 8), (24, 7, 18)])

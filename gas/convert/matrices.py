@@ -30,15 +30,15 @@ METHODS = ("matmul", "mm", "spmm")
 def add_products(net: Module, graph: Graph) -> None:
     """Give a module the layers that a traced graph multiplies by."""
     for name in dict.fromkeys(str(node.target) for node in graph.nodes):
-        if name in PRODUCTS:
+        if name in PRODUCTS or name in PROJECTED:
             add_product(net, name)
-        elif name in PROJECTED:
-            setattr(net, name, ProjectedConv(aggr=PROJECTED[name]))
 
 
 def add_product(net: Module, name: str) -> None:
     """Give a module the layer of a product."""
-    setattr(net, name, SimpleConv(aggr=PRODUCTS[name]))
+    is_projected = name in PROJECTED
+    layer = ProjectedConv(aggr=PROJECTED[name]) if is_projected else SimpleConv(aggr=PRODUCTS[name])
+    setattr(net, name, layer)
 
 
 def _product_name(reduce: str) -> str:

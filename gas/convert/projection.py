@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from torch.nn import Module
 
 from gas.convert.kinds import OTHER, ROWS, Values
-from gas.convert.matrices import PRODUCTS, PROJECTED, add_products
+from gas.convert.matrices import PRODUCTS, PROJECTED, add_product
 from gas.convert.trace import get_module
 from gas.nn import LINEAR_LAYERS, has_hooks
 
@@ -55,8 +55,8 @@ def merge_projections(
         node.replace_all_uses_with(made)
         graph.erase_node(node)
         graph.erase_node(rows)
+        add_product(net, str(name))
         found = True
-    add_products(net, graph)
     return found
 
 

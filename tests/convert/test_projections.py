@@ -93,3 +93,25 @@ def test_hooks_of_the_linear_layer_are_called():
     model, _, _ = check(net, data, call)
     assert seen
     assert str(model).count("_projected_sum:") == 1
+
+
+class Hops(nn.Module):
+    """Several hops after one linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(5, 3)
+
+    def forward(self, x, edge_index, edge_weight):
+        src, dst = edge_index
+        x = self.lin(x)
+        for _ in range(3):
+            rows = x[src] * edge_weight[:, None]
+            x = scatter(rows, dst, dim=0, dim_size=x.size(0), reduce="sum")
+        return x
+
+
+def test_the_first_of_several_hops():
+    model, _, _ = check(Hops(), weighted_graph(), call)
+    assert str(model).count("_projected_sum:") == 1
+    assert str(model).count("_product_sum:") == 2

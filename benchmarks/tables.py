@@ -1,0 +1,177 @@
+"""Write the tables of README and docs from the results, so that no number is typed.
+
+    python benchmarks/tables.py            # Rewrites the pages.
+    python benchmarks/tables.py --check    # Fails if a page differs from the results.
+
+A table stands between ``<!-- table NAME, by benchmarks/tables.py -->`` and
+``<!-- end of table -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common import load, markdown
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TABLE = re.compile(
+    r"(<!-- table (?P<name>\w+), by benchmarks/tables\.py -->\n).*?(<!-- end of table -->)",
+    re.DOTALL,
+)
+NORMS = {"none": "no norm", "batch": "BatchNorm"}
+MODELS = {"SAGE": "GraphSAGE"}
+GIB, MIB = 2**30, 2**20
+
+
+def seconds_until(run: dict[str, Any], score: float) -> float | None:
+    """Return the seconds of training until the validation score is reached, if it is."""
+    pairs = zip(run["seconds"], run["val"], strict=True)
+    return next((seconds for seconds, value in pairs if value >= score), None)
+
+
+def median_epoch(way: dict[str, Any]) -> float:
+    """Return the median seconds of an epoch of ``out_of_core.py``, if possible after the first."""
+    epochs = way["epochs"][1:] or way["epochs"]
+    return statistics.median(epoch["seconds"] for epoch in epochs)
+
+
+def time_to_accuracy() -> str:
+    """Seconds to the accuracy of our own full batch, with histories and without."""
+    rows = []
+    for case, runs in load("time_to_accuracy")["cases"].items():
+        if "histories" not in runs:
+            continue
+        graph, model, norm, lr, _ = case.split(":")
+        full, histories = runs["full batch"], runs["histories"]
+        best = max(full["val"])
+        until = [seconds_until(run, best - 0.005) for run in (full, histories)]
+        longest = f"not reached in {histories['seconds'][-1]:.0f} s"
+        took = longest if until[1] is None else f"{until[1]:.1f} s"
+        rows.append([
+            graph, f"{MODELS.get(model, model)}, {NORMS[norm]}, lr {lr.lstrip('0')}",
+            f"{until[0]:.1f} s", took,
+            f"{100 * best:.1f} %, {100 * max(histories['val']):.1f} %",
+        ])  # fmt: skip
+    head = ["graph", "model", "our own full batch", "histories, an eighth of the graph per step"]
+    return markdown([*head, "best validation accuracy of both"], rows)
+
+
+def epoch_time() -> str:
+    """Median time of an epoch, and ratios to gas."""
+    contenders = {
+        "gas, converted": "converted from PyG", "gas full batch": "gas, full batch",
+        "PyG full batch": "PyG, full batch", "ClusterLoader": "ClusterLoader",
+    }  # fmt: skip
+    rows = []
+    for graph, case in load("epoch_time_own")["cases"].items():
+        settings = case["settings"]
+        layers = f"{settings['num_layers']}x{settings['hidden_channels']}"
+        parts = f"{settings['num_parts']} / {settings['batch_size']}"
+        ratios = [f"{case['ratio_over_gas'][name]:.2f}x" for name in contenders]
+        own = 1000 * case["seconds"]["gas"]["median"]
+        rows.append([graph, f"GCN {layers}, {parts}", f"{own:.1f} ms", *ratios])
+    head = ["graph", "model, parts / per batch", "gas", *contenders.values()]
+    return markdown(head, rows)
+
+
+def cora() -> str:
+    """Test accuracy on Cora, next to the published one."""
+    names = {"gcn": "GCN", "gat": "GAT", "appnp": "APPNP", "gcn2": "GCNII, 64 layers"}
+    cells = {
+        cell["model"]: cell for cell in load("paper_small")["cells"] if cell["dataset"] == "Cora"
+    }
+
+    def score(found: dict[str, Any], scale: float) -> str:
+        mean, std = (scale * found[key] for key in ("mean", "std"))
+        return f"{mean:.2f} ± {std:.2f}"
+
+    rows = []
+    for model, name in names.items():
+        cell = cells[model]
+        runs = cell["histories"]["runs"]
+        own = [score(cell[key]["test"], 100) for key in ("histories", "full_batch")]
+        rows.append([f"{name}, {runs} seeds", *own, score(cell["published"], 1)])
+    return markdown(["Cora, public split", "histories", "full batch", "published, histories"], rows)
+
+
+def headline() -> str:
+    """Four figures for the top of README."""
+    scale = load("hundred_million")["results"][-1]
+    last = max(name for name in scale["train"]["stages"] if name.startswith("epoch"))
+    epoch = scale["train"]["stages"][last]
+    case = load("time_to_accuracy")["cases"]["AmazonComputers:SAGE:batch:0.005:seed 0"]
+    best = max(case["full batch"]["val"])
+    until = [seconds_until(case[name], best - 0.005) for name in ("full batch", "histories")]
+    disk = load("out_of_core")
+    ways = {way["way"]: way for way in disk["ways"]}
+    medians = [median_epoch(ways[name]) for name in ("memory", "hot")]
+    depth = next(
+        each for each in load("memory")["by_depth"]
+        if each["device"] == "cpu" and each["settings"]["dataset"] == "planted:200000"
+        and each["settings"]["num_layers"] == 6
+    )["methods"]  # fmt: skip
+    held = depth["gas"]["peak_bytes"] + depth["gas"]["history_bytes"]
+    same = "the same" if ways["memory"]["outputs"] == ways["hot"]["outputs"] else "other"
+    sooner = (
+        f"GraphSAGE on AmazonComputers is within half a point of the best accuracy of our own full "
+        f"batch after {until[1]:.1f} s of training; the full batch itself after {until[0]:.1f} s"
+    )
+    large = (
+        f"{scale['edges'] / 1e6:.0f} million edges on two cores: an epoch in "
+        f"{epoch['seconds']:.0f} s and {epoch['peak_bytes'] / GIB:.1f} GiB"
+    )
+    less = (
+        f"6 layers, every edge used: {held / MIB:,.0f} MiB, histories among them; "
+        f"{depth['PyG full batch']['peak_bytes'] / MIB:,.0f} MiB for PyG's full batch"
+    )
+    core = (
+        f"training that takes {ways['memory']['rss'] / GIB:.1f} GiB, in "
+        f"{disk['limit'] / GIB:.1f} GiB: {medians[1] / medians[0]:.1f} times as long, {same} "
+        "outputs"
+    )
+    rows = [
+        ["time to accuracy", sooner], ["scale", large], ["memory", less], ["out of core", core],
+    ]  # fmt: skip
+    return markdown(["", "measured on two CPU cores"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "headline": headline,
+    "time_to_accuracy": time_to_accuracy,
+    "epoch_time": epoch_time,
+    "cora": cora,
+}
+
+
+def rewrite(text: str) -> str:
+    """Return a page with its tables written anew."""
+    return TABLE.sub(lambda found: f"{found[1]}{TABLES[found['name']]()}\n{found[3]}", text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing, fail if a page differs"
+    )
+    args = parser.parse_args()
+    differ = []
+    for page in PAGES:
+        text = page.read_text()
+        new = rewrite(text)
+        if new != text:
+            differ.append(page.name)
+            if not args.check:
+                page.write_text(new)
+    if args.check and differ:
+        sys.exit(f"{', '.join(differ)} differ from the results: run python benchmarks/tables.py")
+
+
+if __name__ == "__main__":
+    main()
