@@ -1,7 +1,6 @@
 """Run every code block of the documentation alone, in an empty folder."""
 
 import argparse
-import ast
 import functools
 import re
 import runpy
