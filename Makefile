@@ -4,6 +4,7 @@
 #   make train ARGS='--dataset Cora --root data'
 #   make test                     install, run the fast tests in as many processes as there are cores
 #   make test ARGS=--all          run the tests marked slow, too
+#   make docs                     build the documentation into build/site
 #
 # PYTHON (3.10 or later) and VENV can be set: make test PYTHON=python3.12
 # The extension is compiled for the GPUs of this machine; GAS_WITH_CUDA=ON: for those of others.
@@ -16,7 +17,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # The interface's number is read from the module that checks it.
 SOURCES := $(shell find csrc -type f) $(shell grep -rl --include='*.py' '^INTERFACE = ' gas)
 
-.PHONY: train test gpu lint hooks mutants regression cpp-test install clean
+.PHONY: train test gpu lint docs hooks mutants regression cpp-test install clean
 
 train: $(VENV)/installed
 	$(BIN)/python examples/train_gas.py --overwrite $(ARGS)
@@ -33,6 +34,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Sources are read, not imported: gas and PyTorch needn't be installed. Open build/site/index.html.
+docs: $(VENV)/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # Checks of the changed files before every commit: .pre-commit-config.yaml.
 hooks: install
@@ -80,6 +85,12 @@ $(VENV)/installed: constraints.txt pyproject.toml setup.py CMakeLists.txt $(SOUR
 
 $(VENV)/tools: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group dev
+	touch $@
+
+$(VENV)/docs: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --group docs
 	touch $@
 
 clean:

@@ -91,6 +91,10 @@ REQUIREMENTS = {
     "pyarrow": (_installed("pyarrow"), "pyarrow is not installed"),
     "safetensors": (_installed("safetensors"), "safetensors is not installed"),
     "jinja2": (_installed("jinja2"), "jinja2 is not installed"),
+    "mkdocs": (
+        _installed("mkdocs") and _installed("mkdocstrings_handlers"),
+        "mkdocs, mkdocs-material or mkdocstrings is not installed",
+    ),
     "tyro": (_installed("tyro"), "tyro is not installed"),
     "shared": (SHARED.is_dir(), "the folder of real graphs, ../shared/data, is missing"),
     "poison": (_poison_new_memory(), "this C library can't poison new memory"),

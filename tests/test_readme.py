@@ -17,7 +17,7 @@ import gas
 from gas.cli import commands
 
 PAGES = ["README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "benchmarks/README.md"]
-PAGES += sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))
+PAGES += sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md"))
 SHELL = ("", "bash", "sh", "console")
 OTHERS = ("text", "diff", "yaml")  # Not executable.
 
