@@ -244,12 +244,7 @@ def report(
             "micro_batches": experiment.micro_batches,
         },
         "features": {"store": args.feature_store, "dtype": args.feature_dtype},
-        "graph": {
-            "path": str(Path(args.dataset).resolve()) if Path(args.dataset).exists() else None,
-            "root": str(Path(args.root).resolve()), "check": not args.no_check,
-            "undirected": args.undirected, "columns": args.columns,
-            "sparse_features": args.sparse_features is True,
-        },
+        "graph": args.graph,
         "plan": None if experiment.plan is None else experiment.plan.summary(),
         "augment": args.augment,
         "training": "full_batch" if args.full_batch else "histories",
@@ -258,7 +253,7 @@ def report(
         "settings": dataclasses.asdict(settings),
         "seed": args.seed,
         "device": args.device,
-    }  # fmt: skip
+    }
     files = results.write_results(args.out, experiment, runs, title, about)
     print(f"\n{title}")
     print_summary(experiment, runs)

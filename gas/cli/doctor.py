@@ -23,6 +23,7 @@ EXTRAS = {
     "matplotlib": "curves",
     "yaml": "files of settings",
     "tyro": "the command gas",
+    "jinja2": "gas report",
     "torch_sparse": "layout='sparse_tensor'",
     "kaminpar": "method='kaminpar', which partitions on all cores",
     "rocksdict": "features in RocksDB",

@@ -75,6 +75,7 @@ def report(
         paths = [_folder(each) for each in given]
         short = len({path.name for path in paths}) == len(paths)
         names = [path.name if short else str(path) for path in paths]
+        names = [f"{name} ({i})" if name in names[:i] else name for i, name in enumerate(names)]
     found = {name: _read(each) for name, each in zip(names, given, strict=False)}
     path = Path(out) if out is not None else _folder(run) / "report.html"
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
@@ -101,7 +102,7 @@ def _read(run: Any) -> dict[str, Any]:
         return (run if isinstance(run, SavedRun) else load_run(run)).metrics
     if len(run) == 0:
         raise ValueError("'run' has no epoch: give the record of a training that has ended one")
-    return metrics([run])
+    return {**metrics([run]), "metric": run.metric}
 
 
 def _describe(found: Mapping[str, Any]) -> str:
@@ -228,12 +229,15 @@ def _draw_figures(found: Mapping[str, Any]) -> Any:
         for split, key in splits.items()
         for name, run in kept.items()
     }
-    yield _draw_curves(f"Score: {label}", "epoch", scores, len(kept) if len(kept) > 1 else 0)
+    if len({each.get("metric") for each in found.values()}) == 1:
+        yield _draw_curves(f"Score: {label}", "epoch", scores, len(kept) if len(kept) > 1 else 0)
     by_time = {
         name: _points(run["val_acc"], list(itertools.accumulate(run["seconds"])), scale)
         for name, run in kept.items()
     }
-    yield _draw_curves(f"Validation {label}, by time of training", "seconds of training", by_time)
+    if len({each.get("metric") for each in found.values()}) == 1:
+        title = f"Validation {label}, by time of training"
+        yield _draw_curves(title, "seconds of training", by_time)
     drift = {name: _points(run["drift"], scale=100.0) for name, run in kept.items() if run["drift"]}
     if any(math.isfinite(value) for _, values in drift.values() for value in values):
         yield _draw_curves("Staleness: how far stored rows move between pushes, %", "epoch", drift)

@@ -25,7 +25,7 @@ from gas.cli.choices import DENSE, MODELS, NORMALISED
 from gas.cli.experiment import Experiment
 from gas.cli.parser import make_parser
 from gas.cli.settings import Settings
-from gas.datasets import dataset_key
+from gas.datasets import dataset_key, find_feature_names
 from gas.graph import lock_folder, with_sparse_features
 from gas.history import TIERS
 from gas.native import bytes_of, resident_bytes
@@ -258,6 +258,7 @@ def make_experiment(args: argparse.Namespace, files: str | Path | None) -> Exper
         split="all",
         log=True,
     )
+    args.graph = _describe_graph(args)
     _suggest_norm(args, settings, data)
     if args.feature_dtype or args.feature_store:
         data.x = gas.quantize(data.x, args.feature_dtype or "float32", args.feature_store)
@@ -299,6 +300,20 @@ def make_experiment(args: argparse.Namespace, files: str | Path | None) -> Exper
         io=args.io,
     )
     return experiment
+
+
+def _describe_graph(args: argparse.Namespace) -> dict[str, Any]:
+    """Describe how the graph was opened, so that a later command opens one likewise."""
+    path = Path(args.dataset)
+    return {
+        "path": str(path.resolve()) if path.exists() else None,
+        "root": str(Path(args.root).resolve()),
+        "check": not args.no_check,
+        "undirected": args.undirected,
+        "columns": args.columns,
+        "sparse_features": args.sparse_features is True,
+        "feature_names": find_feature_names(path, args.columns) if path.exists() else None,
+    }
 
 
 def explain_error(error: BaseException | str, args: argparse.Namespace) -> str:

@@ -89,6 +89,10 @@ def write_results(
         "kept_run": number,
         "kept_split": runs[number].split,
         "classes": experiment.data.get("classes"),
+        "targets": {
+            "dtype": str(experiment.data.y.dtype).removeprefix("torch."),
+            "shape": list(experiment.data.y.shape[1:]),
+        },
         "partition": _describe_partition(experiment),
         **about,
         "machine": machine(),
@@ -129,9 +133,8 @@ def _describe_partition(experiment: Experiment) -> dict[str, Any] | None:
 
 def score_name(metric: str) -> str:
     """Return the name of a score, with its unit."""
-    return {"accuracy": "accuracy, %", "micro_f1": "micro-F1, %", "roc_auc": "ROC-AUC, %"}.get(
-        metric, "R²"
-    )
+    names = {"accuracy": "accuracy, %", "micro_f1": "micro-F1, %", "roc_auc": "ROC-AUC, %"}
+    return {**names, "r2": "R²"}.get(metric, metric)
 
 
 def predictions(experiment: Experiment, out: Tensor, split: int = 0) -> pyarrow.Table:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import degree
 
@@ -17,7 +21,7 @@ import gas
 from gas.cli.choices import MODELS
 from gas.cli.results import MODEL
 from gas.cli.settings import Settings
-from gas.datasets import undo_clustering
+from gas.datasets import find_feature_names, undo_clustering
 from gas.graph import is_graph_folder, with_csr_features
 from gas.io import read_json
 
@@ -44,19 +48,22 @@ class SavedRun:
                 f"'folder' is {str(folder)!r}, which has no metrics.json: give the folder that "
                 "'gas train --out' has written"
             )
-        self.metrics: dict[str, Any] = read_json(path)
+        found = read_json(path)
+        self.metrics: dict[str, Any] = found if isinstance(found, dict) else {}
         if self.metrics.get("model") not in MODELS:
             raise ValueError(
                 f"'folder' is {str(folder)!r}, whose model is {self.metrics.get('model')!r}, "
                 f"expected one of {', '.join(MODELS)}: models of --hetero are loaded by "
                 "safetensors.torch.load_file"
             )
-        if "graph" not in self.metrics:
+        try:
+            self._graph, self._targets = self.metrics["graph"], self.metrics["targets"]
+            self.settings = Settings(**self.metrics["settings"])
+        except (KeyError, TypeError) as error:
             raise ValueError(
-                f"'folder' is {str(folder)!r}, a run of gas 0.1, which doesn't say how its graph "
-                "was opened: train it again"
-            )
-        self.settings = Settings(**self.metrics["settings"])
+                f"'folder' is {str(folder)!r}, whose metrics.json is of another version of gas "
+                f"({error}): train it again"
+            ) from error
 
     def __repr__(self) -> str:
         scores = (
@@ -77,23 +84,62 @@ class SavedRun:
         Raises:
             ValueError: If the graph can't be read.
         """
-        options = dict(self.metrics["graph"])
+        options = dict(self._graph)
         root, check, own = (options.pop(name) for name in ("root", "check", "path"))
-        if path is None:
-            name = own or self.metrics["dataset"]
+        names = options.pop("feature_names")
+        if path is None or not Path(path).exists():
+            name = str(path) if path is not None else own or self.metrics["dataset"]
             data = gas.get_data(root, name, check, split="all", **options)[0]
         elif is_graph_folder(path):
             data = undo_clustering(gas.open_graph(path))
-        elif Path(path).exists():  # It may have no labels, and no masks.
+        else:  # It may have no labels, and no masks.
+            columns = options["columns"]
             data = gas.open_graph(
-                path, undirected=options["undirected"], columns=options["columns"], check=check
+                path, undirected=options["undirected"], columns=columns, check=check
             )
-        else:
-            data = gas.get_data(root, str(path), check, split="all", **options)[0]
+            found = find_feature_names(path, columns)
+            if names is not None and found is not None:
+                data.x = _order_features(data, names, found)
+        if path is not None:
+            self._adopt_targets(data)
+        elif self._targets["dtype"] != str(data.y.dtype).removeprefix("torch."):
+            data.y = data.y.to(getattr(torch, self._targets["dtype"]))  # As the metric needs it.
         features = self.metrics["features"]
         if features["dtype"] or features["store"]:
             data.x = gas.quantize(data.x, features["dtype"] or "float32", features["store"])
         return with_csr_features(data)
+
+    def _adopt_targets(self, data: Data) -> None:
+        """Give another graph targets of the kind of the training, and the training's classes.
+
+        Those that it lacks, and classes that the training doesn't have, are unknown. Masks that
+        were drawn at random are left out.
+        """
+        kind, classes = getattr(torch, self._targets["dtype"]), self.metrics["classes"]
+        unknown = math.nan if kind.is_floating_point else -1
+        if "made up" in str(data.get("split", "")):
+            for name in ("train_mask", "val_mask", "test_mask", "split"):
+                del data[name]
+        y, own = data.get("y"), data.get("classes")
+        is_same = (
+            y is not None
+            and list(y.shape[1:]) == self._targets["shape"]
+            and (kind.is_floating_point or not y.is_floating_point())
+            and (own is None) == (classes is None)
+        )
+        if not is_same:
+            data.y = torch.full(
+                (int(data.num_nodes or 0), *self._targets["shape"]), unknown, dtype=kind
+            )
+        elif classes is not None:
+            codes = torch.tensor([classes.index(c) if c in classes else -1 for c in own])
+            data.y = torch.where(y < 0, y, codes[y.clamp(min=0)]).to(kind)
+        else:
+            data.y = y.to(kind)
+        if classes is not None:
+            data.classes = classes
+        elif own is not None:
+            del data.classes
 
     def make_model(self, data: Data) -> gas.models.LayeredGNN:
         """Make the model of the best epoch, for a graph.
@@ -113,11 +159,14 @@ class SavedRun:
                 f"'folder' is {str(self.folder)!r}, which has no {MODEL}: the run was trained "
                 "without the package safetensors; train it again"
             )
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(path, "pt") as file:
-            words = file.metadata()
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        try:
+            with safe_open(path, "pt") as file:
+                words = file.metadata()
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged ({error}): train the run again") from error
         widths = {name: json.loads(words[name]) for name in ("in_channels", "out_channels")}
         found = 0 if data.get("x") is None else data.x.size(1)
         if found != widths["in_channels"]:
@@ -151,25 +200,24 @@ class SavedRun:
             ValueError: If the graph doesn't fit the model, or has no node of an id.
         """
         data = self.open_graph(path)
-        if self.metrics["classes"] is not None:
-            data.classes = self.metrics["classes"]
         with contextlib.closing(self.make_model(data)) as model:
             graph = gas.cluster(data, self._num_parts(data), model=model, log=False)
             columns = gas.predictions(model, graph, split=self.metrics["kept_split"], log=False)
+        if not _has_known(data.y):
+            columns.pop("label", None)
         return columns if ids is None else _select_ids(columns, ids)
 
     def verify(self) -> Any:
         """Compare mini-batches of the model with the uncut graph; see :func:`gas.verify`."""
         data = self.open_graph()
         with contextlib.closing(self.make_model(data)) as model:
-            return gas.verify(
-                model, gas.cluster(data, self._num_parts(data), model=model, log=False)
-            )
+            num_parts = min(self.settings.num_parts or 1, int(data.num_nodes or 0))
+            return gas.verify(model, gas.cluster(data, num_parts, model=model, log=False))
 
     def _num_parts(self, data: Data) -> int:
-        return (
-            self.settings.replace(num_parts=None).for_size(int(data.num_nodes or 0)).num_parts or 1
-        )
+        """Return the usual number of parts for a graph of this size."""
+        settings = dataclasses.replace(self.settings, num_parts=None, batch_size=None)
+        return settings.for_size(int(data.num_nodes or 0)).num_parts or 1
 
 
 def load_run(folder: str | Path) -> SavedRun:
@@ -187,6 +235,32 @@ def load_run(folder: str | Path) -> SavedRun:
         ValueError: If it holds no run.
     """
     return SavedRun(folder)
+
+
+def _order_features(data: Data, names: Sequence[str], found: Sequence[str]) -> Tensor:
+    """Return features in the order of the columns of the training.
+
+    Raises:
+        ValueError: If a column is missing.
+    """
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(
+            f"'graph' has no column {missing[0]!r}, which is a feature in training: expected the "
+            f"columns {', '.join(names)}"
+        )
+    if list(names) == list(found):
+        return data.x
+    if data.x.size(1) != len(found):
+        raise ValueError(
+            f"'graph' has the columns {', '.join(found)}, some with several numbers, expected them "
+            f"in the order of the training: {', '.join(names)}"
+        )
+    return data.x[:, [found.index(name) for name in names]]
+
+
+def _has_known(y: Tensor) -> bool:
+    return bool((~y.isnan() if y.is_floating_point() else y >= 0).any())
 
 
 def _select_ids(columns: dict[str, Any], ids: Sequence[Any]) -> dict[str, Any]:

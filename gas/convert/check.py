@@ -24,7 +24,7 @@ from gas.convert.inputs import (
 from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, row_dim
 from gas.convert.known import is_close
 from gas.convert.layers import LayerCall
-from gas.convert.matrices import add_products
+from gas.convert.matrices import PRODUCTS, add_product, add_products
 from gas.convert.messages import Messages
 from gas.convert.modes import TRAINING
 from gas.convert.normalise import disable_normalisation
@@ -52,6 +52,8 @@ def make_layers(
     out = twin(net)
     forget_cached(out)
     add_products(out, graph)
+    for name in PRODUCTS if added else ():  # Layers that are added may call them.
+        add_product(out, name)
     for layer in out.modules():
         if isinstance(layer, (*UNROLLED, *opened)):
             add_hop(layer)

@@ -113,9 +113,9 @@ def convert_module(
     source = next(node for node in graph.nodes if node.target == inputs.edges)
     messages = wrap_messages(copied, graph, source, kinds, records[0], counts[0][0])
     products = replace_sums(copied, graph, source, kinds, records[0])
-    added = matrices | selecting | added | messages | (products or {})
-    is_merged = merge_projections(copied, graph, kinds, records[0])
-    if is_merged or products is not None or messages:
+    projected = merge_projections(copied, graph, kinds, records[0])
+    added = matrices | selecting | added | messages | (products or {}) | (projected or {})
+    if projected is not None or products is not None or messages:
         weighted = layers_without_weights(copied, graph) if inputs.by_value else []
         given = [*normalised, *weighted]
         outputs, records = rerun(given)

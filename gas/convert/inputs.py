@@ -227,6 +227,8 @@ def has_forward(net: Module) -> bool:
 
 def node_table_error(net: Module, data: Data, error: ValueError) -> ValueError | None:
     """Return the error of a module that has a table of all nodes; ``None`` if it has none."""
+    if error.__cause__ is None:  # It failed for a known reason, not in a run.
+        return None
     for name, weight in net.named_parameters():
         if "node_id" in data or weight.dim() != 2 or data.num_nodes not in weight.shape:
             continue
@@ -236,8 +238,6 @@ def node_table_error(net: Module, data: Data, error: ValueError) -> ValueError |
             "data.node_id = torch.arange(data.num_nodes), and give layers embedding(node_id), or "
             f"table[node_id], instead of all rows, or of None. Now, {error}"
         )
-    if error.__cause__ is None:  # It failed for a known reason, not in a run.
-        return None
     for prefix, module in net.named_modules():
         for name, value in {**vars(module), **module._buffers}.items():
             sizes = value.sizes if hasattr(value, "sparse_sizes") else None

@@ -382,5 +382,7 @@ def is_close(found: Any, expected: Any) -> bool:
         return False
     if not expected.is_floating_point():
         return torch.equal(found, expected)
+    if found.dtype != expected.dtype:
+        return False
     scale = expected.abs().nan_to_num(0, 0, 0).max().item() if expected.numel() else 0.0
     return torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * scale + 1e-12, equal_nan=True)

@@ -20,6 +20,7 @@ from gas.convert.stages import make_stages
 from gas.convert.trace import CONSTANT
 from gas.graph import find_original_graph
 from gas.history import Rows, first_rows
+from gas.nn import ProjectedConv
 from gas.scalable import ScalableGNN, adjacency, attributes, compute_dtype
 
 
@@ -51,6 +52,7 @@ class Converted(ScalableGNN):
         for key, value in constants.items():
             made.register_buffer(key, value, persistent=False)
         self.net = made
+        self._link_layers()
         self._stages: list[GraphModule] | None = None
         self.training = made.training = net.training
         self.transform = conversion.transform
@@ -195,6 +197,13 @@ class Converted(ScalableGNN):
         super().__setstate__(state)
         known = [name for name in self.net._buffers if name.startswith(CONSTANT)]
         self.net._non_persistent_buffers_set.update(known)
+        self._link_layers()
+
+    def _link_layers(self) -> None:
+        """Have layers find the linear layers in ``net``, where these may be replaced."""
+        for layer in self.net.modules():
+            if isinstance(layer, ProjectedConv):
+                object.__setattr__(layer, "net", self.net)
 
     def __getstate__(self) -> dict[str, Any]:
         # Stages are made again from ``net``; a copy has other parameters than the module.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -13,8 +14,9 @@ from torch.nn import Module
 
 from gas.convert.kinds import OTHER, ROWS, Values
 from gas.convert.matrices import PRODUCTS, PROJECTED, add_product
-from gas.convert.trace import get_module
-from gas.nn import LINEAR_LAYERS, has_hooks
+from gas.convert.rewrite import is_in_place
+from gas.convert.trace import Added, get_module
+from gas.nn import LINEAR_LAYERS, ProjectedConv, has_hooks
 
 PRODUCT_FUNCTIONS = (operator.matmul, torch.matmul, torch.mm)
 PRODUCT_METHODS = ("matmul", "mm")
@@ -22,7 +24,7 @@ PRODUCT_METHODS = ("matmul", "mm")
 
 def merge_projections(
     net: Module, graph: Graph, kinds: dict[Node, str], record: dict[Node, Any]
-) -> bool:
+) -> Added | None:
     """Merge linear layers into the products that sum up their rows, ``adj_t @ lin(x)``.
 
     The histories are then those of ``x``, as for the layers of PyG, and the linear layer is
@@ -35,10 +37,11 @@ def merge_projections(
         record: These values on a small graph, likewise.
 
     Returns:
-        ``True`` if there is such a layer.
+        The layers that the module gets for its own linear layers, as functions of it; ``None`` if
+        nothing is merged.
     """
     names = {product: name for name, product in PROJECTED.items()}
-    found = False
+    found: Added | None = None
     for node in list(graph.nodes):
         name = names.get(PRODUCTS.get(str(node.target), "")) if node.op == "call_module" else None
         rows = node.args[0] if name else None
@@ -49,27 +52,40 @@ def merge_projections(
             if projection is None:
                 continue
             x, given = projection
+            found = {} if found is None else found
+            if rows.op == "call_module":
+                reduce, target = PROJECTED[str(name)], str(rows.target)
+                name = f"{name}_{len(found)}"
+                found[name] = functools.partial(_make_projection, target=target, reduce=reduce)
+                net.add_module(name, found[name](net))
+            else:
+                add_product(net, str(name))
             made = graph.call_module(str(name), (x, *node.args[1:]), given)
         made.meta.update(node.meta)
         kinds[made], record[made] = kinds[node], record[node]
         node.replace_all_uses_with(made)
         graph.erase_node(node)
         graph.erase_node(rows)
-        add_product(net, str(name))
-        found = True
     return found
+
+
+def _make_projection(net: Module, target: str, reduce: str) -> ProjectedConv:
+    """Return the layer of a linear layer of a module."""
+    return ProjectedConv(reduce, net, target)
 
 
 def _find_projection(
     net: Module, graph: Graph, rows: Node, kinds: Mapping[Node, str], record: Values
 ) -> tuple[Node, dict[str, Any]] | None:
-    """Return what rows are a linear function of, and its weight and bias by name."""
+    """Return what rows are a linear function of, and its weight and bias, unless a layer's."""
 
     def is_matrix(value: Any, kind: str) -> bool:
         found = record[value] if isinstance(value, Node) and kinds[value] == kind else None
         return isinstance(found, Tensor) and found.dim() == 2 and found.is_floating_point()
 
     x: Any = rows.args[0] if rows.args else None
+    if isinstance(x, Node) and any(map(is_in_place, x.users)):
+        return None  # The layer would read it after the change.
     given: dict[str, Any]
     if not is_matrix(x, ROWS):
         return None
@@ -77,9 +93,7 @@ def _find_projection(
         layer: Any = get_module(net, rows)
         if type(layer) not in LINEAR_LAYERS or has_hooks(layer) or rows.kwargs:
             return None
-        names = ["weight"] + ["bias"] * (layer.bias is not None)
-        given = {name: graph.get_attr(f"{rows.target}.{name}") for name in names}
-        return x, given
+        return x, {}
     if rows.target is torch.nn.functional.linear:
         given = dict(zip(("weight", "bias"), rows.args[1:], strict=False)) | rows.kwargs
         given = {name: value for name, value in given.items() if value is not None}

@@ -46,7 +46,7 @@ def follow_changes(net: Module, graph: Graph) -> None:
                     "leave out 'inplace'"
                 )
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
-        if not _is_in_place(node) or node.users or not isinstance(node.args[0], Node):
+        if not is_in_place(node) or node.users or not isinstance(node.args[0], Node):
             continue
         changed = node.args[0]
         if changed.op in ("call_function", "call_method", "call_module"):
@@ -81,7 +81,7 @@ def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
         modules: Calls of modules that may be removed, too.
     """
     for node in reversed(list(graph.nodes)):
-        changed = node.args[0] if node.target is assign or _is_in_place(node) else None
+        changed = node.args[0] if node.target is assign or is_in_place(node) else None
         is_read = isinstance(changed, Node) and (
             changed.op in ("placeholder", "get_attr") or len(changed.users) > 1
         )
@@ -108,7 +108,7 @@ def _drops_in_place(net: Module, node: Node) -> bool:
     return bool({"inplace": getattr(module, "inplace", False), **given, **node.kwargs}["inplace"])
 
 
-def _is_in_place(node: Node) -> bool:
+def is_in_place(node: Node) -> bool:
     """Return whether a function changes its first argument, by its name or an option."""
     if node.op == "call_function" and node.args and node.kwargs.get("inplace") is True:
         return True

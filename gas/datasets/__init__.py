@@ -1,6 +1,7 @@
 """Graphs by name, from files, and generated."""
 
 from gas.datasets.files import load_graph
+from gas.datasets.folder import find_feature_names
 from gas.datasets.importing import import_graph
 from gas.datasets.masks import check_parts, gen_masks, index2mask
 from gas.datasets.named import (
@@ -30,5 +31,6 @@ __all__ = [
     "open_mapped",
     "planted_partition",
     "write_planted_partition",
+    "find_feature_names",
     "undo_clustering",
 ]

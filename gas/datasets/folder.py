@@ -34,6 +34,7 @@ from gas.datasets.roles import (
 )
 from gas.datasets.tables import PARQUET, TEXT, format_of
 from gas.datasets.types import leave_out_names, place_types, read_names
+from gas.graph import is_graph_folder
 
 NODE_ROLES = ("node_id", "nodes", "x", "y", "node_type", "split")  # Roles of files about nodes.
 
@@ -64,6 +65,26 @@ def read_folder(path: Path, columns: Mapping[str, str]) -> Data:
     if nodes.ids is not None:
         data.node_id = nodes.ids
     return data
+
+
+def find_feature_names(
+    path: str | Path, columns: Mapping[str, str] | None = None
+) -> list[str] | None:
+    """Find the names of the columns that are features, in their order.
+
+    Args:
+        path: See :func:`gas.open_graph`.
+        columns: See :func:`gas.open_graph`.
+
+    Returns:
+        The names; ``None`` if there are no tables with such columns.
+    """
+    path = Path(path)
+    if path.suffix in (".npz", ".pt") or is_graph_folder(path):
+        return None
+    files = find_graph_files(path)
+    read = (read_nodes(files[role], role, columns or {}) for role in NODE_ROLES if role in files)
+    return next((list(file.features) for file in read if file.features), None)
 
 
 def read_node_table(

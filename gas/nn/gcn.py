@@ -80,15 +80,43 @@ class GCNConv(SumConv, pyg.GCNConv):
 class ProjectedConv(SumConv, pyg.SimpleConv):
     """Sum or mean of linearly transformed rows, ``sum_j w_ij (W x_j + b)``.
 
-    Aggregates before it transforms if that is cheaper. Weights are arguments of the call; values
-    of the adjacency are those of its edges.
+    Aggregates before it transforms if that is cheaper; a linear layer with hooks, or of another
+    class by now, is called, before the aggregation.
 
     Args:
         aggr: The aggregation, ``"sum"`` or ``"mean"``.
+        net: A module that has the linear layer, which isn't a child of this one.
+            (default: ``weight`` and ``bias`` are arguments of the call)
+        target: The name of the layer in ``net``.
     """
 
     takes_pairs = False
     takes_sparse = True
+
+    def __init__(
+        self, aggr: str = "sum", net: torch.nn.Module | None = None, target: str = ""
+    ) -> None:
+        super().__init__(aggr=aggr)
+        object.__setattr__(self, "net", net)  # Not a child: it has this one.
+        self.target = target
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "net": None}  # Who copies the net sets that of the copy.
+
+    def extra_repr(self) -> str:
+        """Return the name of the linear layer."""
+        return self.target
+
+    @property
+    def multiplies_sparse(self) -> bool:
+        """See :class:`FusedConv`."""
+        layer = self._linear
+        return super().multiplies_sparse and (layer is None or is_linear(layer))
+
+    @property
+    def _linear(self) -> Any:
+        net: Any = self.net
+        return None if net is None else net.get_submodule(self.target)
 
     def forward(
         self,
@@ -96,7 +124,7 @@ class ProjectedConv(SumConv, pyg.SimpleConv):
         edge_index: Any,
         edge_weight: Tensor | None = None,
         *,
-        weight: Tensor,
+        weight: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
         """Return the aggregated rows.
@@ -105,29 +133,33 @@ class ProjectedConv(SumConv, pyg.SimpleConv):
             x: Rows of the sources, ``[N, in_channels]``.
             edge_index: The edges, in any layout.
             edge_weight: Their weights, if they are no values of the adjacency. (default: none)
-            weight: The matrix ``W``, ``[out_channels, in_channels]``.
-            bias: The bias ``b``, ``[out_channels]``. (default: none)
+            weight: The matrix ``W``, ``[out_channels, in_channels]``. (default: that of the layer)
+            bias: The bias ``b``, ``[out_channels]``. (default: that of the layer, or none)
 
         Returns:
             Rows of the destinations, ``[N, out_channels]``.
         """
+        layer = self._linear
+        if layer is not None and is_linear(layer):
+            weight, bias = layer.weight, layer.bias
 
         def transform(x: Tensor) -> Tensor:
-            return linear(x, weight, bias)
+            return layer(x) if weight is None else linear(x, weight, bias)
 
         if not isinstance(edge_index, Adjacency) or self._reason_not_fused(
             {"edge_weight": edge_weight}
         ):
             return super().forward(transform(to_tensors(x)), edge_index, edge_weight)
         self.path = "fused"
-        if is_sparse(x) or not should_aggregate_first(edge_index, x, weight.size(0)):
+        # The sums of float16 rows may be infinite, those of transformed rows are as they would be.
+        later = weight is None or is_sparse(x) or torch.is_autocast_enabled(x.device.type)
+        if later or not should_aggregate_first(edge_index, x, weight.size(0)):  # type: ignore[union-attr]
             return spmm(edge_index, apply_rowwise(transform, x), reduce=self._reduce)
-        out = F.linear(spmm(edge_index, x, reduce=self._reduce), weight)
+        out = F.linear(spmm(edge_index, x, reduce=self._reduce), weight)  # type: ignore[arg-type]
         if bias is not None:
             ones = bias.new_ones(edge_index.size(1), 1)
             out = out + spmm(edge_index, ones, reduce=self._reduce) * bias
-        value = edge_index.value  # Under autocast, the linear layer returns float16.
-        return out if value is None else out.to(message_dtype(out, value))
+        return out
 
 
 def apply_linear(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Average of the weights over the steps of about an epoch."""
+"""Average of the weights over the steps of about an epoch, and which weights are kept."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from gas.scalable import ScalableGNN
+from gas.training.record import Run
 
 
 class AveragedWeights:
@@ -112,3 +115,17 @@ def _at_least_float32(weight: Tensor) -> Tensor:
 def _copy(values: list[Tensor], to: list[Tensor] | list[torch.nn.Parameter]) -> None:
     for value, target in zip(values, to, strict=True):
         target.copy_(value)
+
+
+def load_kept_weights(
+    model: ScalableGNN, run: Run, average: AveragedWeights, inference: Any
+) -> None:
+    """Load the weights of the best epoch, or the average, and fill the histories by them."""
+    average.stop()
+    if run.best is not None:
+        model.load_state_dict(run.best.state)
+    elif len(run):
+        average.load_into_model()
+    if len(run):
+        model.refresh(inference, norms=False, log=False)
+    model.eval()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from gas.training.record import Progress, Run
 
 
 class Callback:
-    """Base class of what :func:`gas.fit` calls during training; a subclass overrides what it needs.
+    """Base class of callbacks of :func:`gas.fit`; a subclass overrides the methods it needs.
 
     ::
 
@@ -36,6 +37,8 @@ class Callback:
     def on_step_end(self, progress: Progress) -> None:
         """Handle the end of a step of the optimizer, such as that of a scheduler by step.
 
+        The model has the weights of training, not their average.
+
         Args:
             progress: The progress of the epoch: its batches and steps so far, and the sum of the
                 losses.
@@ -45,11 +48,12 @@ class Callback:
         """Handle the end of an epoch, after its evaluation; ``True`` ends the training.
 
         Args:
-            run: The record so far. The model has the weights that were scored.
+            run: The record so far. The model has the weights that were scored: their average,
+                unless ``average_weights=False``. Changes of an average aren't kept.
         """
 
     def on_fit_end(self, run: Run) -> None:
-        """Handle the end of a training, by an error or Ctrl-C as well.
+        """Handle the end of a training; an error or Ctrl-C ends it, too.
 
         Args:
             run: The record.
@@ -123,26 +127,29 @@ class CallbackList(Callback):
 
     def __init__(
         self,
-        callbacks: Sequence[Callback],
+        callbacks: Any,
         optimizer: torch.optim.Optimizer,
         scheduler: Any,
         on_epoch: Callable[[Run], Any] | None,
         on_step: Callable[[], Any] | None,
     ) -> None:
-        for each in callbacks:
-            if not isinstance(each, Callback):
+        for each in [callbacks] if isinstance(callbacks, Callback) else callbacks:
+            if each is callbacks or not isinstance(each, Callback):
+                what = "is" if each is callbacks else "has"
                 raise ValueError(
-                    f"'callbacks' has a {type(each).__name__}, expected instances of "
+                    f"'callbacks' {what} a {type(each).__name__}, expected a list of instances of "
                     "gas.training.Callback; a function of the run so far is 'on_epoch'"
                 )
         if scheduler is not None:
             check_scheduler(scheduler, optimizer)
         self._callbacks = [*callbacks, *([_Scheduling(scheduler)] if scheduler is not None else [])]
         self._optimizer, self._on_epoch, self._on_step = optimizer, on_epoch, on_step
+        self._started: list[Callback] = []
 
     def on_fit_start(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Call all."""
         for each in self._callbacks:
+            self._started.append(each)
             each.on_fit_start(model, optimizer)
 
     def on_step_end(self, progress: Progress) -> None:
@@ -157,17 +164,19 @@ class CallbackList(Callback):
         run.lr.append(float(self._optimizer.param_groups[0]["lr"]))
         if self._on_epoch is not None:
             self._on_epoch(run)
-        return True in [each.on_epoch_end(run) for each in self._callbacks]
+        ends = [each.on_epoch_end(run) for each in self._callbacks]
+        return any(end is True for end in ends)
 
     def on_fit_end(self, run: Run) -> None:
-        """Call all."""
-        for each in self._callbacks:
-            each.on_fit_end(run)
+        """Call all that were started, also if one of them fails."""
+        with contextlib.ExitStack() as ends:
+            for each in reversed(self._started):
+                ends.callback(each.on_fit_end, run)
 
 
 def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
     """Refuse a learning rate scheduler of another optimizer, or one that waits for a decrease."""
-    if not callable(getattr(scheduler, "step", None)):
+    if isinstance(scheduler, type) or not callable(getattr(scheduler, "step", None)):
         raise ValueError(
             f"'scheduler' is a {type(scheduler).__name__}, expected one of torch.optim.lr_scheduler"
         )
@@ -182,6 +191,10 @@ def check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
 
 def check_metrics(metrics: Mapping[str, Callable[..., Any]]) -> None:
     """Refuse metrics that aren't functions by name; ``"acc"`` is the name of the score."""
+    if not isinstance(metrics, Mapping):
+        raise ValueError(
+            f"'metrics' is a {type(metrics).__name__}, expected a dictionary of functions by name"
+        )
     for name, function in metrics.items():
         if name == "acc" or not isinstance(name, str) or not callable(function):
             raise ValueError(

@@ -19,11 +19,18 @@ from gas.graph import PERM, open_if_path, to_original_order
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import check_integer, report_progress, share_cores
 from gas.scalable import ScalableGNN, is_tracked, moved_bytes
-from gas.training.average import AveragedWeights
+from gas.training.average import AveragedWeights, load_kept_weights
 from gas.training.callbacks import Callback, CallbackList, check_metrics
-from gas.training.full_batch import FullBatch, fits_one_batch
+from gas.training.full_batch import FullBatch, make_full_batch
 from gas.training.loop import check_trainable, train_epoch
-from gas.training.metrics import METRICS, Metric, metric_of, score, split_mask
+from gas.training.metrics import (
+    METRICS,
+    Metric,
+    known_target_mask,
+    metric_of,
+    score,
+    split_mask,
+)
 from gas.training.record import (
     BestEpoch,
     Progress,
@@ -90,8 +97,8 @@ def fit(
         metrics: Further scores by name, functions of outputs and targets such as those of
             torchmetrics; ``run.metrics`` has their curves, as ``"val_NAME"``. (default: none)
         scheduler: A scheduler of ``torch.optim.lr_scheduler``, stepped after each epoch;
-            ``ReduceLROnPlateau(optimizer, mode="max")`` gets the validation score. Step one by
-            step in ``on_step_end`` of a callback. (default: a constant learning rate)
+            ``ReduceLROnPlateau(optimizer, mode="max")`` gets the validation score. A callback's
+            ``on_step_end`` steps a scheduler by step. (default: a constant learning rate)
         callbacks: What is called during training; see :class:`gas.training.Callback` and
             :class:`gas.training.MetricLogger`, for experiment trackers. (default: none)
         split: Which split of masks of shape ``[N, S]``. (default: ``0``)
@@ -113,14 +120,14 @@ def fit(
             before, if there is one.
     """
     _check(model, epochs, patience, metric, loss, options)
-    check_metrics(metrics or {})
+    check_metrics({} if metrics is None else metrics)
     check_trainable(model, optimizer)
     functions = on_epoch, options.pop("on_step", None)
     called = CallbackList(callbacks, optimizer, scheduler, *functions)
     options |= {} if loss is None else {"loss_fn": loss}
     loader = _make_loader(graph, batch_size)
-    table = _labels_in_original_order(loader.data)
-    full, inference = _make_full_batch(model, loader), _make_inference_loader(loader)
+    table = _labels_in_original_order(loader.data, split, keep_best)
+    full, inference = make_full_batch(model, loader), _make_inference_loader(loader)
     is_whole = loader.ptr.numel() == 2  # Then it is trained as a full batch.
     batches = full if is_whole and full is not None else loader
     run, progress = Run(split=split), Progress()
@@ -151,22 +158,10 @@ def fit(
             )  # fmt: skip
         return run
     finally:
-        _load_kept_weights(model, run, average, inference)
+        run.forget_unfinished()
+        run.history_bytes = sum(history.store.nbytes for history in model.histories)
+        load_kept_weights(model, run, average, inference)
         called.on_fit_end(run)
-
-
-def _load_kept_weights(
-    model: ScalableGNN, run: Run, average: AveragedWeights, inference: EvalSubgraphLoader
-) -> None:
-    """Load the weights of the best epoch, or the average, and fill the histories by them."""
-    average.stop()
-    if run.best is not None:
-        model.load_state_dict(run.best.state)
-    elif len(run):
-        average.load_into_model()
-    if len(run):
-        model.refresh(inference, norms=False, log=False)
-    model.eval()
 
 
 def _evaluate(
@@ -238,15 +233,6 @@ def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:
     return SubgraphLoader(graph, batch_size=batch_size, shuffle=True, log=False)
 
 
-def _make_full_batch(model: ScalableGNN, loader: SubgraphLoader) -> FullBatch | None:
-    """Return the graph of a loader as one batch, if it is small or trained as a full batch."""
-    is_small = fits_one_batch(loader.data.num_nodes, int(loader.degree.sum()))
-    if loader.ptr.numel() > 2 and not is_small:
-        return None
-    options = loader.layout, loader.edge_weight, False
-    return FullBatch(loader.data, model.device, *options, like=loader)
-
-
 def _make_inference_loader(loader: SubgraphLoader) -> EvalSubgraphLoader:
     """Return a loader that evaluates on the graph of a loader."""
     return EvalSubgraphLoader(
@@ -262,8 +248,8 @@ def _format_epoch(run: Run) -> str:
     return note + (f", stored rows moved by {drift:.0%} on average" if math.isfinite(drift) else "")
 
 
-def _labels_in_original_order(graph: Data) -> Data:
-    """Return the labels and masks of a clustered graph, in the order of the graph before."""
+def _labels_in_original_order(graph: Data, split: int, keep_best: bool) -> Data:
+    """Check the labels and masks of a clustered graph, and return them in its original order."""
     if PERM not in graph:
         raise ValueError(
             "'graph' has no 'perm': expected the graph of gas.cluster(data, num_parts)"
@@ -275,6 +261,18 @@ def _labels_in_original_order(graph: Data) -> Data:
                 f"'graph' has no {name!r}, by which nodes are trained and scored: set it before "
                 "gas.cluster"
             )
+    if keep_best and not bool(split_mask(graph.val_mask, split).any()):
+        raise ValueError(
+            "'val_mask' has no node, by which the best epoch is chosen: set it, or pass "
+            "keep_best=False"
+        )
+    known = known_target_mask(graph.y.cpu()).view(graph.y.size(0), -1).all(dim=1)
+    unknown = int((split_mask(graph.train_mask, split).cpu().bool() & ~known).sum())
+    if unknown:
+        raise ValueError(
+            f"'train_mask' has {unknown} nodes with an unknown target, which is negative or NaN: "
+            "leave these nodes out of it"
+        )
     return Data(**{name: to_original_order(graph, graph[name].cpu()) for name in names})
 
 
@@ -327,7 +325,9 @@ def run_epochs(
     done = Progress() if progress is None else progress
     masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in ("train", "val", "test")}
     y, has_warned = data.y.cpu(), False
-    scores = [(metric or metric_of(y), getattr(run, f"{key}_acc"), masks[key]) for key in masks]
+    metric = metric or metric_of(y)
+    run.metric = metric if isinstance(metric, str) else getattr(metric, "__name__", "score")
+    scores = [(metric, getattr(run, f"{key}_acc"), masks[key]) for key in masks]
     for name, further in (metrics or {}).items():
         for key, mask in masks.items():
             scores.append((further, run.metrics.setdefault(f"{key}_{name}", []), mask))
@@ -338,8 +338,9 @@ def run_epochs(
                 with torch.no_grad(), share_cores(leave_cores):
                     out = evaluate(model.eval()).cpu()
                 is_finite = find_nonfinite_tensor(dict(model.named_parameters())) is None
-                for function, curve, mask in scores:  # NaN is lower than any score.
-                    curve.append(score(function, out, y, mask) if is_finite else math.nan)
+                found = [score(f, out, y, m) if is_finite else math.nan for f, _, m in scores]
+                for (_, curve, _), value in zip(scores, found, strict=True):
+                    curve.append(value)  # NaN is lower than any score.
                 if keep and run.best_epoch == len(run) - 1:
                     state = {
                         key: value.detach().cpu().clone().contiguous()

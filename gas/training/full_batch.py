@@ -88,3 +88,12 @@ class FullBatch:
         empty = torch.empty(0, dtype=torch.long)
         self._check()
         yield SubData(copy.copy(self.data), self.data.num_nodes, empty, empty, empty)
+
+
+def make_full_batch(model: ScalableGNN, loader: SubgraphLoader) -> FullBatch | None:
+    """Return the graph of a loader as one batch, if it is small or trained as a full batch."""
+    is_small = fits_one_batch(loader.data.num_nodes, int(loader.degree.sum()))
+    if loader.ptr.numel() > 2 and not is_small:
+        return None
+    options = loader.layout, loader.edge_weight, False
+    return FullBatch(loader.data, model.device, *options, like=loader)

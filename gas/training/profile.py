@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from gas.history import History
 from gas.native import Engine, Relabeler, human
 from gas.scalable import ScalableGNN, moved_bytes
 
+_ACTIVE = threading.Lock()  # PyTorch's profiler ends the process if two are active.
 PREFIX = "gas: "
 # Phases of the native functions, by the beginnings of their names.
 NATIVE = {
@@ -110,15 +112,33 @@ def profile(model: ScalableGNN | None = None) -> Iterator[Profile]:
         found.export_chrome_trace("trace.json")
 
     Native functions, pushes, waits for pulled rows and the cutting of batches are ranges of
-    ``torch.profiler``, named ``"gas: PHASE"``. They exist in this context alone, so that nothing is
-    paid for them otherwise; profiling itself makes small steps slower.
+    ``torch.profiler``, named ``"gas: PHASE"``. They cost nothing outside of this context. Inside,
+    small steps become slower. What other threads do isn't measured.
 
     Args:
         model: The model whose moved rows are counted. (default: none)
 
     Yields:
         The :class:`gas.training.Profile`, which is filled when the context ends.
+
+    Raises:
+        ValueError: If another profile is active.
     """
+    if model is not None and not isinstance(model, ScalableGNN):
+        raise ValueError(
+            f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN, or none"
+        )
+    if not _ACTIVE.acquire(blocking=False):
+        raise ValueError(
+            "gas.profile is active already, and PyTorch has one profiler: end it first"
+        )
+    try:
+        yield from _profile(model)
+    finally:
+        _ACTIVE.release()
+
+
+def _profile(model: ScalableGNN | None) -> Iterator[Profile]:
     found, before = Profile(), 0 if model is None else moved_bytes(model)
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -130,15 +150,17 @@ def profile(model: ScalableGNN | None = None) -> Iterator[Profile]:
         if native.C is not None:
             ranges = _Ranges(native.C)
             patches.enter_context(mock.patch.object(native.extension, "C", ranges))
-        with profile_torch(activities=activities) as found._profiler:
-            start = time.perf_counter()
-            try:
-                yield found
-            finally:
-                found.wall = time.perf_counter() - start
-    found._fill()
-    if model is not None:
-        found.moved_bytes = moved_bytes(model) - before
+        try:
+            with profile_torch(activities=activities) as found._profiler:
+                start = time.perf_counter()
+                try:
+                    yield found
+                finally:
+                    found.wall = time.perf_counter() - start
+        finally:
+            found._fill()
+            if model is not None:
+                found.moved_bytes = moved_bytes(model) - before
 
 
 class _Ranges:

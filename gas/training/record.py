@@ -80,6 +80,7 @@ class Run:
     lr: list[float] = field(default_factory=list)
     metrics: dict[str, list[float]] = field(default_factory=dict)
     layer_age: list[list[float]] = field(default_factory=list)
+    metric: str = "accuracy"  # The name of the score.
 
     def __len__(self) -> int:
         """Return the number of epochs that have ended."""
@@ -100,7 +101,9 @@ class Run:
 
     @property
     def best_epoch(self) -> int:
-        """The first epoch, from 0, of the highest validation score; NaN is lower than any."""
+        """The first epoch, from 0, of the highest validation score; the last, if all are NaN."""
+        if all(map(math.isnan, self.val_acc)):
+            return len(self.val_acc) - 1
         scores = [-math.inf if math.isnan(score) else score for score in self.val_acc]
         return scores.index(max(scores))
 

@@ -123,6 +123,78 @@ def test_the_graph_is_found_from_another_folder(tmp_path, monkeypatch):
     assert len(gas.load_run("../run").predict()["node"]) == 300
 
 
+def rewrite_nodes(folder, change):
+    """Change the rows of a folder's nodes, which are dictionaries."""
+    with open(folder / "nodes.csv", newline="") as file:
+        rows = [change(row) for row in csv.DictReader(file)]
+    with open(folder / "nodes.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def test_features_are_found_by_the_names_of_their_columns(trained, tmp_path):
+    run, other = gas.load_run(trained[1]), write_tables(tmp_path / "other", 90, seed=1)
+    expected = run.predict(other)
+    rewrite_nodes(other, lambda row: {key: row[key] for key in ("id", "g", "label", "f")})
+    compare(run.predict(other), expected)
+    rewrite_nodes(other, lambda row: {key: row[key] for key in ("id", "f", "label")})
+    with pytest.raises(ValueError, match="'graph' has no column 'g', which is a feature in train"):
+        run.predict(other)
+
+
+def test_labels_of_another_graph_keep_their_names(trained, tmp_path):
+    run, other = gas.load_run(trained[1]), write_tables(tmp_path / "other", 90, seed=1)
+    before = run.predict(other)
+    assert "split" not in before  # That of the training isn't the other graph's.
+    names = {"red": "red", "green": "violet", "blue": "red"}
+    rewrite_nodes(other, lambda row: {**row, "label": names[row["label"]]})
+    after = run.predict(other)
+    assert list(after["prediction"]) == list(before["prediction"])
+    expected = ["red" if names[label] == "red" else None for label in before["label"]]
+    assert list(after["label"]) == expected
+
+
+def test_a_graph_with_fewer_nodes_than_parts(tmp_path):
+    train(write_tables(tmp_path / "tables"), tmp_path / "run", "--num-parts", "100")
+    other = write_tables(tmp_path / "other", 40, seed=1)
+    assert len(gas.load_run(tmp_path / "run").predict(other)["node"]) == 40
+
+
+@pytest.mark.parametrize("kind", ["labels", "reals", "reals of integers"])
+def test_kinds_of_targets_without_any(tmp_path, kind):
+    """Predictions of a graph without targets are of the kind of the training."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x": rng.normal(size=(60, 3)).astype(np.float32),
+        "edge_index": rng.integers(60, size=(2, 200)),
+    }
+    y = {
+        "labels": rng.integers(2, size=(60, 4)),
+        "reals": rng.normal(size=60).astype(np.float32),
+        "reals of integers": rng.integers(3, size=60),
+    }[kind]
+    np.savez(tmp_path / "train.npz", **arrays, y=y)
+    (tmp_path / "other").mkdir()
+    np.save(tmp_path / "other/x.npy", arrays["x"])
+    lines = "".join(f"{a},{b}\n" for a, b in arrays["edge_index"].T)
+    (tmp_path / "other/edges.csv").write_text(f"source,target\n{lines}")
+    options = ["--metric", "r2"] if kind == "reals of integers" else []
+    train(tmp_path / "train.npz", tmp_path / "run", *options)
+    run, written = gas.load_run(tmp_path / "run"), tmp_path / "run/predictions.parquet"
+    expected = read_parquet(written)
+    for found in (run.predict(), run.predict(tmp_path / "other")):
+        for name in {"prediction", "probability"} & expected.keys():
+            np.testing.assert_allclose(np.stack(found[name]), expected[name], rtol=1e-5, atol=1e-6)
+    assert set(found) == expected.keys() - {"label", "split"}
+    rows = list(zip(range(60), np.tile(["a", "b", "c"], 20), strict=True))
+    lines = "".join(f"{node},{label}\n" for node, label in rows)
+    (tmp_path / "other/nodes.csv").write_text(f"id,label\n{lines}")  # Of another kind.
+    again = run.predict(tmp_path / "other")
+    assert set(again) == set(found)
+    np.testing.assert_allclose(np.stack(again["prediction"]), np.stack(found["prediction"]))
+
+
 def test_other_features_are_refused(trained, tmp_path):
     _, folder = trained
     data = gas.get_data("data", "planted:100")[0]
@@ -144,7 +216,7 @@ def test_folders_that_are_no_runs(trained, tmp_path):
         gas.load_run(tmp_path)
     del metrics["graph"]
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))
-    with pytest.raises(ValueError, match="a run of gas 0.1"):
+    with pytest.raises(ValueError, match="is of another version of gas"):
         gas.load_run(tmp_path)
 
 

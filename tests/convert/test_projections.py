@@ -1,11 +1,15 @@
 """Linear layers before products with the adjacency, which become one layer."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
 from comparisons import check, check_gradients
 from conftest import random_graph
 from torch import nn
+from torch.nn.utils import prune
 from torch_geometric.utils import scatter
 
 import gas
@@ -54,7 +58,7 @@ def weighted_graph():
 def test_forms_of_linear_layers(form):
     data, net = weighted_graph(), Projected(form)
     model, _, _ = check(net, data, call)
-    assert str(model).count("_projected_sum:") == 2
+    assert str(model).count("ProjectedConv(") == 2
     check_gradients(net, data, call, fewest=3)
 
 
@@ -83,7 +87,7 @@ def test_rows_that_others_read_are_computed_before_the_product():
     ).to_sparse_csr()
     del data.edge_index
     model, _, _ = check(Stack(), data, lambda net, data: net(data.x, data.adj_t))
-    assert str(model).count("_projected_sum:") == 2
+    assert str(model).count("ProjectedConv(") == 2
     assert str(model).count("_product_sum") == 1
 
 
@@ -92,7 +96,7 @@ def test_hooks_of_the_linear_layer_are_called():
     net.lin.register_forward_hook(lambda *_: seen.append(1))
     model, _, _ = check(net, data, call)
     assert seen
-    assert str(model).count("_projected_sum:") == 1
+    assert str(model).count("ProjectedConv(") == 1
 
 
 class Hops(nn.Module):
@@ -113,5 +117,77 @@ class Hops(nn.Module):
 
 def test_the_first_of_several_hops():
     model, _, _ = check(Hops(), weighted_graph(), call)
-    assert str(model).count("_projected_sum:") == 1
+    assert str(model).count("ProjectedConv(") == 1
     assert str(model).count("_product_sum:") == 2
+
+
+class Doubled(nn.Linear):
+    """A linear layer of another class, such as those of adapters."""
+
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def converted():
+    """Return a converted model, a clustered graph, and the module and graph they come from."""
+    data, net = weighted_graph(), Projected("Linear").double().eval()
+    data = data.apply(lambda rows: rows.double() if rows.is_floating_point() else rows)
+    model = gas.to_scalable(net, data)
+    return model, gas.cluster(data, 4, model=model, log=False), net, data
+
+
+def test_hooks_that_are_registered_later_are_called():
+    model, graph, net, data = converted()
+    seen = []
+    model.net.lin.register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(model.predict(graph, log=False), call(net, data))
+    assert seen
+
+
+def test_layers_that_change_later_are_followed():
+    model, graph, _, data = converted()
+
+    def check_again():
+        net = Projected("Linear")
+        net.first, net.lin = model.net.first, model.net.lin
+        torch.testing.assert_close(model.predict(graph, log=False), call(net.eval(), data))
+
+    prune.l1_unstructured(model.net.lin, "weight", amount=0.5)
+    check_again()
+    with torch.no_grad():
+        model.net.lin.weight_orig.mul_(3)
+    check_again()
+    model.net.first = Doubled(5, 8).double()
+    check_again()
+
+
+@pytest.mark.parametrize("copy", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_have_linear_layers_of_their_own(copy):
+    model, graph, _, _ = converted()
+    other = copy(model)
+    expected = model.predict(graph, log=False)
+    assert torch.equal(other.predict(graph, log=False), expected)
+    with torch.no_grad():
+        other.net.lin.weight.zero_()
+    assert torch.equal(model.predict(graph, log=False), expected)
+    assert not torch.equal(other.predict(graph, log=False), expected)
+
+
+class TwoMatrices(nn.Module):
+    """Products with all edges, and with those without self-loops."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin1, self.lin2 = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x, edge_index):
+        size = x.size(0), x.size(0)
+        row, col = edge_index[:, edge_index[0] != edge_index[1]].flip(0)
+        ones = torch.ones(edge_index.size(1), dtype=x.dtype)
+        every = torch.sparse_coo_tensor(edge_index.flip(0), ones, size)
+        few = torch.sparse_coo_tensor(torch.stack([row, col]), torch.ones_like(row).to(x), size)
+        return few @ self.lin2(every @ self.lin1(x)).relu()
+
+
+def test_a_merged_product_beside_one_with_some_of_the_edges():
+    check(TwoMatrices(), random_graph(), lambda net, data: net(data.x, data.edge_index))

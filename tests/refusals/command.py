@@ -5,6 +5,8 @@ import io
 import json
 
 import numpy as np
+import pyarrow
+from pyarrow import parquet
 
 import gas
 from gas.cli import main
@@ -33,6 +35,35 @@ def without_model(t):
     return folder
 
 
+def damaged(t):
+    folder = trained(t)
+    (folder / "model.safetensors").write_bytes(b"cut off")
+    return folder
+
+
+def without_columns(t):
+    folder = trained(t, graph={**graph_of_tables(t), "feature_names": ["age"]})
+    return gas.load_run(folder).predict(t.path / "tables")
+
+
+def lists_in_another_order(t):
+    """Predict on tables with a column of lists, which come in another order."""
+    changes = {**graph_of_tables(t), "feature_names": ["size", "ages"]}
+    folder = trained(t, graph=changes)
+    (t.path / "tables/nodes.csv").unlink()
+    table = {"id": [0, 1], "ages": [[1.0, 2.0], [3.0, 4.0]], "size": [1.0, 2.0]}
+    parquet.write_table(pyarrow.table(table), t.path / "tables/nodes.parquet")
+    return gas.load_run(folder).predict(t.path / "tables")
+
+
+def graph_of_tables(t):
+    (t.path / "tables").mkdir()
+    (t.path / "tables/edges.csv").write_text("source,target\n0,1\n1,0\n")
+    (t.path / "tables/nodes.csv").write_text("id,size\n0,1\n1,2\n")
+    return {"path": None, "root": "data", "check": True, "undirected": True, "columns": {},
+            "sparse_features": False}  # fmt: skip
+
+
 def without_safetensors(t):
     folder = trained(t)
     t.patch.setattr("importlib.util.find_spec", lambda name: None)
@@ -59,9 +90,12 @@ CASES = {
     "a folder without a run": lambda t: run(t, "verify", "nowhere"),
     "a run of --hetero": lambda t: gas.load_run(trained(t, model="sage, typed")),
     "a run of an older version": lambda t: gas.load_run(trained(t, graph=None)),
+    "a run without a model, damaged": lambda t: gas.load_run(damaged(t)).predict(),
     "a run without a model": lambda t: gas.load_run(without_model(t)).predict(),
     "a run, without safetensors": without_safetensors,
     "a graph with other features": lambda t: gas.load_run(trained(t)).predict(other_features(t)),
+    "a graph without a column": without_columns,
+    "a graph with lists in another order": lists_in_another_order,
     "an id of no node": lambda t: gas.load_run(trained(t)).predict(ids=["anna"]),
     "gas predict --out, no table": lambda t: run(t, "predict", "runs", "--out", "out.txt"),
     "gas import --columns, no role": lambda t: run(t, "import", "a", "b", "--columns", "payer"),

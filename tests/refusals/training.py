@@ -1,5 +1,6 @@
 """Errors of ``gas.training``."""
 
+import contextlib
 import math
 import subprocess
 from types import SimpleNamespace
@@ -65,6 +66,11 @@ def cut(**changes):
     for name in ("val_mask", "test_mask"):
         data[name] = changes.get(name, data.train_mask)
     return gas.cluster(data, 2, method="random", log=False)
+
+
+def profile_twice():
+    with gas.profile(), gas.profile():
+        pass
 
 
 def schedule(cls=torch.optim.lr_scheduler.ConstantLR, optimizer=None):
@@ -305,6 +311,11 @@ CASES = {
     "fit, a batch size with a loader": lambda t: fit(load(), batch_size=2),
     "fit, features in place of a graph": lambda t: fit(ring().x),
     "fit, a loss and a loss_fn": lambda t: fit(loss=abs, loss_fn=abs),
+    "fit, no validation nodes": lambda t: fit(cut(val_mask=torch.zeros(4, dtype=torch.bool))),
+    "fit, unknown targets": lambda t: fit(cut(y=torch.full((4,), -1))),
+    "profile of a module": lambda t: contextlib.ExitStack().enter_context(gas.profile(3)),
+    "two profiles": lambda t: profile_twice(),
+    "fit, metrics in a list": lambda t: fit(metrics=[abs]),
     "fit, metrics without names": lambda t: fit(metrics={1: abs}),
     "fit, callbacks that are functions": lambda t: fit(callbacks=[print]),
     "fit, a scheduler that is a number": lambda t: fit(scheduler=0.1),

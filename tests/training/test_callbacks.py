@@ -174,3 +174,45 @@ def test_tensorboard_gets_scalars(made):
     writer = Writer()
     run = fit(made, 2, callbacks=[MetricLogger(writer)])
     assert ("test_acc", run.test_acc[1], 2) in writer.rows
+
+
+def test_every_callback_that_was_started_is_ended(made):
+    class Fails(Record):
+        def on_fit_start(self, model, optimizer):
+            super().on_fit_start(model, optimizer)
+            raise RuntimeError("no connection")
+
+        def on_fit_end(self, run):
+            super().on_fit_end(run)
+            raise RuntimeError("no connection either")
+
+    first, second, third = Record(), Fails(), Record()
+    with pytest.raises(RuntimeError, match="no connection either"):
+        fit(made, callbacks=[first, second, third])
+    assert [record.calls[-1][0] for record in (first, second)] == ["end", "end"]
+    assert third.calls == []
+
+
+def test_curves_of_an_interrupted_epoch_are_cut(made):
+    seen, runs = [], []
+
+    def metric(out, y):
+        seen.append(1)
+        if len(seen) == 5:  # Of the second epoch's validation nodes.
+            raise KeyboardInterrupt
+        return 0.5
+
+    class Keep(Callback):
+        def on_fit_end(self, run):
+            runs.append(run)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(made, metrics={"half": metric}, callbacks=[Keep()])
+    (run,) = runs
+    curves = [run.loss, run.val_acc, run.lr, run.seconds, run.layer_age, *run.metrics.values()]
+    assert [len(curve) for curve in curves] == [1] * 8
+
+
+def test_scores_that_are_all_nan_choose_no_epoch(made):
+    run = fit(made, 3, metric=lambda out, y: float("nan"))
+    assert run.best_epoch == run.best.epoch == 2

@@ -154,7 +154,7 @@ def test_run_picks_the_best_epoch():
     assert run.epoch_seconds == 2.0
     nan = float("nan")
     assert Run(val_acc=[nan, 0.1, 0.3, nan]).best_epoch == 2
-    assert Run(val_acc=[nan, nan]).best_epoch == 0
+    assert Run(val_acc=[nan, nan]).best_epoch == 1  # The last, if none is known.
 
 
 class NoStep(torch.optim.SGD):
