@@ -162,6 +162,11 @@ def test_a_power_law_is_found_again():
     assert larger.replicas == pytest.approx(power_law(32, 1_000_000).replicas, rel=1e-3)
 
 
+def test_ranges_are_extrapolated_by_the_share_of_parts_that_a_rank_reads():
+    one, *others = (power_law(ranks, ranges=ranks * (ranks - 1) // 2) for ranks in (4, 8, 16))
+    assert one.extrapolate(ranks=64, others=others).ranges == 64 * 63 // 2
+
+
 def test_a_larger_graph_of_as_many_ranks_is_as_much_cut_per_edge():
     one = power_law(8, num_parts=80)
     larger = one.extrapolate(nodes=200_000, edges=6_000_000)
@@ -318,6 +323,9 @@ def test_memory_of_a_rank():
     assert found["edges"] == 20_000 * 12 + 1000 * 8
     assert found["parameters and optimizer"] == 4 * sum(p.nbytes for p in model.parameters())
     assert found["batch"] == 500 * 100 + 9000 / 8 * 10
+    uneven = by_hand(num_parts=80, part_spread=0.5)  # Its largest batch is 0.2 * 1.75 of a rank.
+    found = simulation.simulate(uneven, model, machine, batch_size=4).memory
+    assert found["batch"] == round(0.35 * (1000 * 100 + 9000 / 4 * 10))
 
 
 def test_what_is_printed():
