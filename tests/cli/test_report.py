@@ -1,8 +1,10 @@
 import json
+import platform
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,6 +70,16 @@ def test_peak_memory():
     block = torch.ones(50_000_000)
     after = report.peak_rss_bytes()
     assert after - before > 0.9 * block.nbytes
+
+
+@pytest.mark.parametrize(("system", "expected"), [("Linux", 7 * 1024), ("Darwin", 7)])
+def test_peak_memory_of_a_system_without_proc(tmp_path, monkeypatch, system, expected):
+    """``getrusage`` reports bytes on macOS, and KiB elsewhere."""
+    usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda _: SimpleNamespace(ru_maxrss=7))
+    monkeypatch.setattr(report, "Path", lambda _: tmp_path / "none")
+    monkeypatch.setattr(report, "resource", usage)
+    monkeypatch.setattr(platform, "system", lambda: system)
+    assert report.peak_rss_bytes() == expected
 
 
 def test_own_memory_and_mapped_files(tmp_path):
