@@ -114,6 +114,14 @@ def test_free_memory_counts_the_limit_of_private_memory():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(("processor", "expected"), [("", "arm64"), ("POWER9", "POWER9")])
+def test_name_of_a_processor_of_a_system_without_proc(tmp_path, monkeypatch, processor, expected):
+    monkeypatch.setattr(report, "Path", lambda _: tmp_path / "none")
+    monkeypatch.setattr(platform, "processor", lambda: processor)
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    assert report.machine()["cpu"] == expected
+
+
 def test_machine():
     described = report.machine()
     assert described["torch"] == torch.__version__
