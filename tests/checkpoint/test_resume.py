@@ -14,7 +14,7 @@ from torch_geometric.nn import GraphSAGE
 
 import gas
 from gas.augment import DropEdge
-from gas.checkpoint import CheckpointError, checkpoints
+from gas.checkpoint import CheckpointError, checkpoints, tensors
 from gas.cli import Experiment, Settings
 from gas.cli.checkpoints import Checkpoints
 from gas.datasets.planted import planted_partition
@@ -262,6 +262,15 @@ def test_values_come_back_as_they_were(tmp_path):
         assert torch.equal(found[key], values[key])
         assert found[key].dtype == values[key].dtype
     assert "scheduler" in gas.load(tmp_path, model)  # As it was saved, without an object for it.
+
+
+def test_tensors_are_read_in_blocks_of_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors, "BLOCK", 16)  # Bytes: two rows.
+    rows, path = torch.arange(10.0).view(5, 2), tmp_path / "rows"
+    with path.open("wb") as stream:
+        tensors.write_tensors(stream, {"rows": rows}, {})
+    blocks = {first: block.tolist() for first, block in tensors.TensorFile(path).blocks("rows")}
+    assert blocks == {0: rows[:2].tolist(), 2: rows[2:4].tolist(), 4: rows[4:].tolist()}
 
 
 def test_other_passes_over_a_loader_are_no_business_of_its_epoch(data, tmp_path):
