@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from torch_geometric.nn import GraphSAGE
 import gas
 from gas.augment import DropEdge
 from gas.checkpoint import CheckpointError, checkpoints, tensors
+from gas.checkpoint.ranks import _describe_rank
 from gas.cli import Experiment, Settings
 from gas.cli.checkpoints import Checkpoints
 from gas.datasets.planted import planted_partition
@@ -582,3 +584,14 @@ def test_another_number_of_histories_is_refused(tmp_path, num_layers):
     gas.save(tmp_path, Chain(4))
     with pytest.raises(ValueError, match=f"has {num_layers - 1} histories, but .* has 3, those"):
         gas.load(tmp_path, Chain(num_layers))
+
+
+@pytest.mark.parametrize("known", ["by the model", "by the loader", "not"])
+def test_a_checkpoint_names_the_shard_that_model_or_loader_know(known):
+    shard = SimpleNamespace(fingerprint=7)
+    exchange = SimpleNamespace(shard=shard) if known == "by the model" else None
+    graph = SimpleNamespace(shard=shard, own=None, sum=1) if known == "by the loader" else None
+    ranks = SimpleNamespace(group=SimpleNamespace(rank=1, size=2), exchange=exchange)
+    found = _describe_rank(ranks, graph, histories=False)
+    assert (found["rank"], found["world_size"]) == (1, 2)
+    assert found.get("cut", "unknown") == ("unknown" if known == "not" else 7)
