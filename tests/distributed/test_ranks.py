@@ -1,5 +1,7 @@
 """W ranks are one process that computes W mini-batches a step; inference over ranks is exact."""
 
+import errno
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +10,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 import gas
+from gas.distributed.group import _describe_error, _make_error
 
 PARTS, NODES, CLASSES = 8, 60, 3
 NETS = {"GCN": GCN, "GraphSAGE": GraphSAGE, "GAT": GAT}
@@ -180,3 +183,11 @@ def test_scores_and_a_loss_that_is_not_finite(tmp_path):
     """On every rank; one of them alone has the NaN, and none waits for it."""
     for scores, exact, _ in run_on(2, evaluated, tmp_path):
         assert scores == pytest.approx(exact)
+
+
+def test_an_error_of_the_system_keeps_its_number_and_file_on_other_ranks():
+    error = OSError(errno.ENOSPC, "No space left on device", "rows")
+    found = _make_error(1, {}, *_describe_error(error, {}))
+    assert (found.errno, found.filename) == (errno.ENOSPC, "rows")
+    assert found.strerror == "rank 1: No space left on device"
+    assert str(_make_error(1, {}, *_describe_error(OSError("gone"), {}))) == "rank 1: gone"
