@@ -1,6 +1,7 @@
 """W ranks are one process that computes W mini-batches a step; inference over ranks is exact."""
 
 import errno
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 import gas
+from gas.distributed import Exchange
 from gas.distributed.group import _describe_error, _make_error
 
 PARTS, NODES, CLASSES = 8, 60, 3
@@ -191,3 +193,11 @@ def test_an_error_of_the_system_keeps_its_number_and_file_on_other_ranks():
     assert (found.errno, found.filename) == (errno.ENOSPC, "rows")
     assert found.strerror == "rank 1: No space left on device"
     assert str(_make_error(1, {}, *_describe_error(OSError("gone"), {}))) == "rank 1: gone"
+
+
+def test_replicas_follow_own_rows_by_the_rank_that_sends_them():
+    exchange = Exchange.__new__(Exchange)
+    exchange.shard = SimpleNamespace(num_own=4, replica_ptr=torch.tensor([0, 0, 3, 5]))
+    assert [exchange._replicas_of(rank, 9) for rank in range(3)] == [(4, 0), (4, 3), (7, 2)]
+    exchange.shard = None  # Each rank has every row.
+    assert exchange._replicas_of(1, 9) == (0, 9)
