@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from processes import run_on
 from torch_geometric.data import Data
@@ -12,7 +13,7 @@ from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 import gas
 from gas.distributed import Exchange
-from gas.distributed.group import _describe_error, _make_error
+from gas.distributed.group import Group, _describe_error, _make_error
 
 PARTS, NODES, CLASSES = 8, 60, 3
 NETS = {"GCN": GCN, "GraphSAGE": GraphSAGE, "GAT": GAT}
@@ -201,3 +202,20 @@ def test_replicas_follow_own_rows_by_the_rank_that_sends_them():
     assert [exchange._replicas_of(rank, 9) for rank in range(3)] == [(4, 0), (4, 3), (7, 2)]
     exchange.shard = None  # Each rank has every row.
     assert exchange._replicas_of(1, 9) == (0, 9)
+
+
+def test_gradients_on_the_cpu_have_a_group_of_their_own(monkeypatch):
+    """Those on a device are summed in the program's group, whose backend is the device's."""
+    groups = []
+    work = SimpleNamespace(get_future=lambda: SimpleNamespace(then=lambda done: None))
+
+    def all_reduce(x, group, async_op):
+        groups.append(group)
+        return work
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    group = Group.__new__(Group)
+    group.gradients = "of the CPU"
+    for device in ("cpu", "meta"):
+        group.start_sum(torch.ones(2, device=device), "averaging", False)
+    assert groups == ["of the CPU", None]
