@@ -14,6 +14,7 @@ import gas
 from gas.contrib import simulation
 from gas.contrib.simulation import Machine, PartitionStatistics, partition_statistics
 from gas.contrib.simulation.local_ranks import measure_ranks
+from gas.contrib.simulation.machine import _choose_parts as choose_parts
 from gas.distributed.exchange import HEADER_BYTES
 
 LINK = {"bandwidth": 1e9, "latency": 1e-5}
@@ -427,6 +428,12 @@ def test_what_cannot_be_simulated():
         partition_statistics(graph)
     with pytest.raises(ValueError, match="'graph' has no 'shards'"):
         partition_statistics(Data(edge_index=graph.edge_index, num_nodes=60))
+
+
+def test_batches_of_every_power_of_two_parts_are_measured():
+    sizes = [len(parts) for parts in choose_parts(6)]
+    assert sorted(set(sizes)) == [1, 2, 4]
+    assert sizes == sorted(sizes)
 
 
 @pytest.mark.slow  # Processes for every rank.
