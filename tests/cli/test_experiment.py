@@ -409,3 +409,20 @@ def test_of_runs_that_diverged_the_first_with_a_finished_epoch_is_kept():
     (kept,) = training.run()
     assert kept is runs[1]
     assert [failed["run"] for failed in training.failed] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("finished", "told"),
+    [(None, "no epoch has ended, and nothing is written"), ({}, "reporting the runs that ended")],
+)
+def test_an_interruption_keeps_a_run_that_diverged_with_a_finished_epoch(capsys, finished, told):
+    def interrupt(seed, number, on_epoch, run, **_):
+        if number == 1:
+            raise KeyboardInterrupt
+        run.best = finished
+        raise FloatingPointError("the loss is NaN")
+
+    args = make_parser().parse_args(["--runs", "3"])
+    training = Training(args, SimpleNamespace(settings=settings(), run=interrupt))
+    assert len(training.run()) == (0 if finished is None else 1)
+    assert f"Interrupted: {told}." in capsys.readouterr().err
