@@ -50,6 +50,7 @@ OTHER_TESTS = {  # Where they have other names.
         f"gas/datasets/importing/{name}.py": ["datasets/test_import_graph.py"]
         for name in ("graph", "sorting", "stages")
     },
+    "gas/history/cuda.py": ["history/test_cuda.py", "history/test_streams.py"],
     "gas/history/rows.py": ["scalable"],
     "gas/loader/cutter.py": ["loader"],
     "gas/models/gcn.py": ["models"],
@@ -59,10 +60,20 @@ OTHER_TESTS = {  # Where they have other names.
     },
     "gas/native/augment.py": ["augment/test_kernels.py"],
     "gas/native/buffers.py": ["native", "cli/test_account.py"],
+    "gas/native/extension.py": ["native/test_extension.py", "native/test_devices.py"],
+    "gas/native/memory.py": ["native", "cli/test_report.py"],
     "gas/nn/attention.py": ["nn/test_attention.py", "nn/test_conv_attention.py"],
     "gas/nn/edge_conv.py": ["nn/test_edge_conv.py", "nn/test_conv_edge.py"],
     "gas/nn/gcn.py": ["nn/test_conv.py"],
-    "gas/nn/spmm.py": ["nn/test_spmm.py", "nn/test_conv.py"],
+    "gas/nn/mixture.py": ["nn/test_mixture.py", "nn/test_conv_edge.py"],
+    "gas/nn/spmm.py": ["nn/test_spmm.py", "nn/test_conv.py", "nn/test_transforms.py"],
+    **{
+        f"gas/scalable/{name}.py": [
+            "distributed/test_ranks.py",
+            "distributed/test_ranks_gradients.py",
+        ]
+        for name in ("distributed", "ranks")
+    },
 }
 
 

@@ -104,7 +104,7 @@ class LinkLoader(SubgraphLoader):
             [key for key in keys if key not in (PAIRS, LABELS)]
             for keys in (self._node_keys, self._edge_keys, self._other_keys)
         )
-        part = torch.searchsorted(self.ptr, pairs[0], right=True) - 1
+        part = torch.searchsorted(self.ptr, pairs[0].contiguous(), right=True) - 1
         order = part.argsort(stable=True)
         self._pairs, self._label, self._input_id = pairs[:, order], label[order], order
         self._is_link = (self._label.view(order.numel(), -1) != 0).any(1)  # Positive pairs.

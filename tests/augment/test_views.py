@@ -205,6 +205,17 @@ def test_inference_leaves_the_augmentation_alone(workers, prefetch):
     assert all("views" in batch.data for batch in loader)
 
 
+def test_views_of_an_epoch_have_weights_unless_told_otherwise():
+    data, ptr = make(weighted=True)
+    (batch,) = (sub.data for sub in gas.SubgraphLoader(data, ptr, 6, layout="fused", log=False))
+    batch.adj_t = batch.adj_t.remove_values()
+    batch.e_id, n_id = torch.arange(data.num_edges), torch.arange(60)
+    epoch = Views(DropEdge(data), data).run()
+    for view, bare in zip(epoch.cut(batch, n_id), epoch.cut(batch, n_id, False), strict=True):
+        assert torch.equal(view.adj_t.value, data.edge_weight[view.e_id])
+        assert bare.adj_t.value is None
+
+
 def test_views_of_an_earlier_epoch():
     data, _ = make()
     views = Views(DropEdge(data), data)

@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from torch_geometric.nn import GraphSAGE
 
 import gas
 from gas.augment import DropEdge
-from gas.checkpoint import CheckpointError, checkpoints
+from gas.checkpoint import CheckpointError, checkpoints, tensors
+from gas.checkpoint.ranks import _describe_rank
 from gas.cli import Experiment, Settings
 from gas.cli.checkpoints import Checkpoints
 from gas.datasets.planted import planted_partition
@@ -262,6 +264,15 @@ def test_values_come_back_as_they_were(tmp_path):
         assert torch.equal(found[key], values[key])
         assert found[key].dtype == values[key].dtype
     assert "scheduler" in gas.load(tmp_path, model)  # As it was saved, without an object for it.
+
+
+def test_tensors_are_read_in_blocks_of_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensors, "BLOCK", 16)  # Bytes: two rows.
+    rows, path = torch.arange(10.0).view(5, 2), tmp_path / "rows"
+    with path.open("wb") as stream:
+        tensors.write_tensors(stream, {"rows": rows}, {})
+    blocks = {first: block.tolist() for first, block in tensors.TensorFile(path).blocks("rows")}
+    assert blocks == {0: rows[:2].tolist(), 2: rows[2:4].tolist(), 4: rows[4:].tolist()}
 
 
 def test_other_passes_over_a_loader_are_no_business_of_its_epoch(data, tmp_path):
@@ -573,3 +584,14 @@ def test_another_number_of_histories_is_refused(tmp_path, num_layers):
     gas.save(tmp_path, Chain(4))
     with pytest.raises(ValueError, match=f"has {num_layers - 1} histories, but .* has 3, those"):
         gas.load(tmp_path, Chain(num_layers))
+
+
+@pytest.mark.parametrize("known", ["by the model", "by the loader", "not"])
+def test_a_checkpoint_names_the_shard_that_model_or_loader_know(known):
+    shard = SimpleNamespace(fingerprint=7)
+    exchange = SimpleNamespace(shard=shard) if known == "by the model" else None
+    graph = SimpleNamespace(shard=shard, own=None, sum=1) if known == "by the loader" else None
+    ranks = SimpleNamespace(group=SimpleNamespace(rank=1, size=2), exchange=exchange)
+    found = _describe_rank(ranks, graph, histories=False)
+    assert (found["rank"], found["world_size"]) == (1, 2)
+    assert found.get("cut", "unknown") == ("unknown" if known == "not" else 7)

@@ -8,9 +8,11 @@ import weakref
 import pytest
 import torch
 from conftest import ROOT, clustered_graph, random_graph
+from torch_geometric.data import Data
 
 import gas
 from gas.cli import Experiment, Settings
+from gas.cli.account import _batch_tensors, _enter_rows
 from gas.graph.attributes import remove_edges
 from gas.native.buffers import BufferPool
 from gas.native.rows import sparse_csr
@@ -45,6 +47,23 @@ def test_encoded_features_count_as_they_are_stored(store, expected):
     x = gas.quantize(torch.randn(100, 3), "int8", store)
     account.enter("features", [x, x.detach()])
     assert account.held["features"] == expected
+
+
+def test_tensors_of_a_batch_are_those_of_its_matrix_too():
+    adj_t = sparse_csr(torch.tensor([0, 1, 2]), torch.tensor([1, 0]), torch.ones(2), 2)
+    data = Data(x=torch.zeros(2, 4), adj_t=adj_t, name="some")
+    account = MemoryAccount()
+    account.enter("batch", _batch_tensors(data))
+    assert account.held == {"batch": 8 * 4 + (3 + 2) * 8 + 2 * 4}
+
+
+@pytest.mark.parametrize("store", ["host", "disk"])
+def test_histories_count_where_they_are_in_memory(store):
+    model = gas.models.GCN(50, 5, 8, 3, 3, store=store)
+    account = MemoryAccount()
+    _enter_rows(account, [model], [])
+    assert account.held.get("histories", 0) == (2 * 50 * 8 * 4 if store == "host" else 0)
+    assert account.held["ages of histories"] == 2 * 50 * 4
 
 
 def test_loaders_of_one_graph_share_its_edges():

@@ -1,5 +1,6 @@
 import functools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch_geometric.data import Data
 
 import gas
 from gas.cli import MODELS, Experiment, Settings
+from gas.cli.command import Training
+from gas.cli.parser import make_parser
 from gas.training import run_epochs
 
 
@@ -389,3 +392,37 @@ def test_running_statistics_need_no_histories_of_their_own(monkeypatch):
     run = Experiment(data, 3, "sage", settings, **options).run(0)
     assert made == [60]
     assert len(run) == 3
+
+
+def test_of_runs_that_diverged_the_first_with_a_finished_epoch_is_kept():
+    """Whose weights and scores are written if no run ends."""
+    runs = []
+
+    def diverge(seed, number, on_epoch, run, **_):
+        run.best = {} if number in (1, 2) else None
+        runs.append(run)
+        raise FloatingPointError("the loss is NaN")
+
+    args = make_parser().parse_args(["--runs", "4"])
+    experiment = SimpleNamespace(settings=settings(), run=diverge)
+    training = Training(args, experiment)
+    (kept,) = training.run()
+    assert kept is runs[1]
+    assert [failed["run"] for failed in training.failed] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("finished", "told"),
+    [(None, "no epoch has ended, and nothing is written"), ({}, "reporting the runs that ended")],
+)
+def test_an_interruption_keeps_a_run_that_diverged_with_a_finished_epoch(capsys, finished, told):
+    def interrupt(seed, number, on_epoch, run, **_):
+        if number == 1:
+            raise KeyboardInterrupt
+        run.best = finished
+        raise FloatingPointError("the loss is NaN")
+
+    args = make_parser().parse_args(["--runs", "3"])
+    training = Training(args, SimpleNamespace(settings=settings(), run=interrupt))
+    assert len(training.run()) == (0 if finished is None else 1)
+    assert f"Interrupted: {told}." in capsys.readouterr().err

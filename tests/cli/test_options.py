@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gas.cli.options import explain_error
+from gas.cli import Settings
+from gas.cli.options import DENSE, _suggest_norm, explain_error
 
 ARGS = SimpleNamespace(store=None, device=None, lr=None, seed=None, undirected=None)
 
@@ -29,3 +30,21 @@ def test_arguments_are_flags_and_names_of_the_user_stay(text, expected):
 def test_an_error_of_the_system_without_a_file():
     error = OSError(errno.ENOSPC, "No space left on device")
     assert explain_error(error, ARGS).startswith("No space left on device: free some room")
+
+
+@pytest.mark.parametrize(
+    ("norm", "architecture", "degree", "is_told"),
+    [
+        (None, {}, DENSE, True),
+        (None, {}, DENSE - 1, False),
+        ("none", {}, DENSE, False),
+        (None, {"batch_norm": False}, DENSE, False),
+    ],
+)
+def test_a_norm_is_recommended_for_dense_graphs_unless_chosen(
+    capsys, norm, architecture, degree, is_told
+):
+    args = SimpleNamespace(norm=norm, full_batch=False, model="gcn")
+    data = SimpleNamespace(num_edges=10 * degree, num_nodes=10)
+    _suggest_norm(args, Settings({"num_layers": 2, **architecture}), data)
+    assert ("--norm batch" in capsys.readouterr().err) == is_told

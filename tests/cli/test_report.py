@@ -1,8 +1,10 @@
 import json
+import platform
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -70,6 +72,16 @@ def test_peak_memory():
     assert after - before > 0.9 * block.nbytes
 
 
+@pytest.mark.parametrize(("system", "expected"), [("Linux", 7 * 1024), ("Darwin", 7)])
+def test_peak_memory_of_a_system_without_proc(tmp_path, monkeypatch, system, expected):
+    """``getrusage`` reports bytes on macOS, and KiB elsewhere."""
+    usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda _: SimpleNamespace(ru_maxrss=7))
+    monkeypatch.setattr(report, "Path", lambda _: tmp_path / "none")
+    monkeypatch.setattr(report, "resource", usage)
+    monkeypatch.setattr(platform, "system", lambda: system)
+    assert report.peak_rss_bytes() == expected
+
+
 def test_own_memory_and_mapped_files(tmp_path):
     """A block of the process's own counts while it lives, a file that it has mapped apart."""
     size = 40_000_000
@@ -100,6 +112,14 @@ def test_free_memory_counts_the_limit_of_private_memory():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("processor", "expected"), [("", "arm64"), ("POWER9", "POWER9")])
+def test_name_of_a_processor_of_a_system_without_proc(tmp_path, monkeypatch, processor, expected):
+    monkeypatch.setattr(report, "Path", lambda _: tmp_path / "none")
+    monkeypatch.setattr(platform, "processor", lambda: processor)
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    assert report.machine()["cpu"] == expected
 
 
 def test_machine():

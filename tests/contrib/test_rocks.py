@@ -92,6 +92,13 @@ def test_one_at_a_time(tmp_path):
     open_rows(tmp_path / "db", 4, 2).store.close()
 
 
+def test_rows_of_one_value(tmp_path):
+    x = open_rows(tmp_path / "db", 3, 1)
+    write_rows(x, torch.tensor([2, 0]), torch.tensor([[2.0], [1.0]]))
+    assert x.dequantize().tolist() == [[1.0], [0.0], [2.0]]
+    x.store.close()
+
+
 def test_features_are_encoded_into_it(tmp_path):
     from gas.contrib.rocks import RocksStore
 

@@ -14,6 +14,7 @@ import gas
 from gas.contrib import simulation
 from gas.contrib.simulation import Machine, PartitionStatistics, partition_statistics
 from gas.contrib.simulation.local_ranks import measure_ranks
+from gas.contrib.simulation.machine import _choose_parts as choose_parts
 from gas.distributed.exchange import HEADER_BYTES
 
 LINK = {"bandwidth": 1e9, "latency": 1e-5}
@@ -160,6 +161,11 @@ def test_a_power_law_is_found_again():
     sizes = [*counted, power_law(4, 400_000)]
     larger = counted[0].extrapolate(nodes=1_000_000, ranks=32, others=sizes)
     assert larger.replicas == pytest.approx(power_law(32, 1_000_000).replicas, rel=1e-3)
+
+
+def test_ranges_are_extrapolated_by_the_share_of_parts_that_a_rank_reads():
+    one, *others = (power_law(ranks, ranges=ranks * (ranks - 1) // 2) for ranks in (4, 8, 16))
+    assert one.extrapolate(ranks=64, others=others).ranges == 64 * 63 // 2
 
 
 def test_a_larger_graph_of_as_many_ranks_is_as_much_cut_per_edge():
@@ -318,6 +324,9 @@ def test_memory_of_a_rank():
     assert found["edges"] == 20_000 * 12 + 1000 * 8
     assert found["parameters and optimizer"] == 4 * sum(p.nbytes for p in model.parameters())
     assert found["batch"] == 500 * 100 + 9000 / 8 * 10
+    uneven = by_hand(num_parts=80, part_spread=0.5)  # Its largest batch is 0.2 * 1.75 of a rank.
+    found = simulation.simulate(uneven, model, machine, batch_size=4).memory
+    assert found["batch"] == round(0.35 * (1000 * 100 + 9000 / 4 * 10))
 
 
 def test_what_is_printed():
@@ -410,8 +419,8 @@ def test_what_cannot_be_simulated():
         by_hand().extrapolate(ranks=64)
     with pytest.raises(ValueError, match="'ranks' is 4001, expected an integer between 1 and 4000"):
         by_hand().extrapolate(ranks=4001)
-    for shards in (torch.tensor([0, 30, 30, 60]), torch.tensor([0, 30]), torch.tensor([0.0, 60.0])):
-        graph.shards = shards
+    for shards in ([0, 30, 30, 60], [0, 30], [0, 30, 61], [1, 60], [0.0, 60.0]):
+        graph.shards = torch.tensor(shards)
         with pytest.raises(ValueError, match="'shards' "):
             simulation.simulate(graph, sage(60), MACHINE)
     graph.shards = torch.tensor([0, 1, 60]) if 1 not in graph.parts else torch.tensor([0, 2, 60])
@@ -419,6 +428,12 @@ def test_what_cannot_be_simulated():
         partition_statistics(graph)
     with pytest.raises(ValueError, match="'graph' has no 'shards'"):
         partition_statistics(Data(edge_index=graph.edge_index, num_nodes=60))
+
+
+def test_batches_of_every_power_of_two_parts_are_measured():
+    sizes = [len(parts) for parts in choose_parts(6)]
+    assert sorted(set(sizes)) == [1, 2, 4]
+    assert sizes == sorted(sizes)
 
 
 @pytest.mark.slow  # Processes for every rank.

@@ -1,13 +1,19 @@
 """W ranks are one process that computes W mini-batches a step; inference over ranks is exact."""
 
+import errno
+from types import SimpleNamespace
+
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from processes import run_on
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 import gas
+from gas.distributed import Exchange
+from gas.distributed.group import Group, _describe_error, _make_error
 
 PARTS, NODES, CLASSES = 8, 60, 3
 NETS = {"GCN": GCN, "GraphSAGE": GraphSAGE, "GAT": GAT}
@@ -180,3 +186,36 @@ def test_scores_and_a_loss_that_is_not_finite(tmp_path):
     """On every rank; one of them alone has the NaN, and none waits for it."""
     for scores, exact, _ in run_on(2, evaluated, tmp_path):
         assert scores == pytest.approx(exact)
+
+
+def test_an_error_of_the_system_keeps_its_number_and_file_on_other_ranks():
+    error = OSError(errno.ENOSPC, "No space left on device", "rows")
+    found = _make_error(1, {}, *_describe_error(error, {}))
+    assert (found.errno, found.filename) == (errno.ENOSPC, "rows")
+    assert found.strerror == "rank 1: No space left on device"
+    assert str(_make_error(1, {}, *_describe_error(OSError("gone"), {}))) == "rank 1: gone"
+
+
+def test_replicas_follow_own_rows_by_the_rank_that_sends_them():
+    exchange = Exchange.__new__(Exchange)
+    exchange.shard = SimpleNamespace(num_own=4, replica_ptr=torch.tensor([0, 0, 3, 5]))
+    assert [exchange._replicas_of(rank, 9) for rank in range(3)] == [(4, 0), (4, 3), (7, 2)]
+    exchange.shard = None  # Each rank has every row.
+    assert exchange._replicas_of(1, 9) == (0, 9)
+
+
+def test_gradients_on_the_cpu_have_a_group_of_their_own(monkeypatch):
+    """Those on a device are summed in the program's group, whose backend is the device's."""
+    groups = []
+    work = SimpleNamespace(get_future=lambda: SimpleNamespace(then=lambda done: None))
+
+    def all_reduce(x, group, async_op):
+        groups.append(group)
+        return work
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    group = Group.__new__(Group)
+    group.gradients = "of the CPU"
+    for device in ("cpu", "meta"):
+        group.start_sum(torch.ones(2, device=device), "averaging", False)
+    assert groups == ["of the CPU", None]

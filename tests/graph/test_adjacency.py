@@ -99,6 +99,15 @@ def test_what_is_made_of_rows_and_columns_stays():
     assert adj.remove_values().matrix is plain.matrix
 
 
+def test_a_transpose_of_more_columns_is_kept():
+    structure = make()._structure
+    few = structure.get(1)
+    more = structure.get(3)
+    assert more is not few
+    assert structure.get(3) is more
+    assert structure.get(1) is more
+
+
 @pytest.mark.parametrize("what", ["rowptr", "col"])
 @pytest.mark.parametrize("warm", [False, True])
 def test_rows_and_columns_that_change_are_noticed(what, warm):

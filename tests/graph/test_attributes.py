@@ -65,3 +65,13 @@ def test_self_loops_have_no_types(first):
     torch.testing.assert_close(model.predict(graph, log=False), net(data.x, data.edge_index))
     assert not is_row_per_edge(graph, "edge_type")
     assert is_row_per_edge(graph, "edge_weight")
+
+
+def test_rows_per_edge_are_counted_by_the_edges_and_not_by_pairs_to_predict():
+    data = Data(edge_label_index=torch.zeros(2, 3, dtype=torch.long), num_nodes=4)
+    data.edge_index, data.edge_attr = torch.randint(4, (2, 5)), torch.rand(5, 2)
+    assert is_row_per_edge(data, "edge_attr")
+    batch = make("csr")  # Of fewer rows than columns.
+    assert batch.adj_t.size(0) < batch.adj_t.size(1)
+    assert is_row_per_edge(batch, "edge_weight")
+    assert not is_row_per_edge(batch, "x")

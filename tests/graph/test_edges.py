@@ -6,7 +6,7 @@ from torch_geometric.utils import to_torch_csr_tensor
 
 import gas
 from gas.graph.edges import read_csr, read_edges, read_graph, to_csr
-from gas.graph.layout import implicit_ones, layout_of
+from gas.graph.layout import implicit_ones, layout_of, sort_by_row
 from gas.native.rows import sparse_csr
 
 
@@ -44,6 +44,17 @@ def test_to_csr_keeps_ids_of_edges():
     assert torch.equal(edges.src[e_id], col)
     assert rowptr[-1] == 240
     assert to_csr(edges._replace(src=edges.src[e_id], dst=edges.dst[e_id])).e_id is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_sort_by_row_has_an_end_for_every_row(device):
+    """The meta device takes the way of a GPU."""
+    rowptr, order = sort_by_row(torch.tensor([2, 0, 2], device=device), 4)
+    assert rowptr.shape == (5,)
+    assert order.shape == (3,)
+    if device == "cpu":
+        assert rowptr.tolist() == [0, 1, 1, 3, 3]
+        assert order.tolist() == [1, 0, 2]
 
 
 @pytest.mark.parametrize("weighted", [False, True])

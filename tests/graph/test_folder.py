@@ -352,6 +352,13 @@ def test_it_may_come_as_any_adjacency(tmp_path):
         assert torch.equal(graph.adj_t.to_dense(), dense[graph.perm][:, graph.perm])
 
 
+def test_weights_of_a_matrix_may_be_given_twice(tmp_path):
+    adj_t = torch.tensor([[0.0, 2.0], [3.0, 0.0]]).to_sparse_csr()
+    data = Data(x=torch.eye(2), adj_t=adj_t, edge_weight=torch.tensor([2.0, 3.0]), num_nodes=2)
+    graph = gas.cluster(data, 1, log=False, out=tmp_path / "graph")
+    assert torch.equal(graph.adj_t.to_dense(), adj_t.to_dense()[graph.perm][:, graph.perm])
+
+
 def test_small_graphs(tmp_path):
     for name, data in {
         "one node": Data(x=torch.ones(1, 2), edge_index=torch.empty(2, 0, dtype=torch.long)),

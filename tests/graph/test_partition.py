@@ -11,6 +11,7 @@ from torch_geometric.utils import to_torch_csr_tensor, to_undirected
 
 import gas
 from gas.graph import partition, partitioners
+from gas.graph.edges import Edges
 from gas.native.cache import cache_dir
 
 METHODS = ["metis", "random", pytest.param("kaminpar", marks=pytest.mark.requires("kaminpar"))]
@@ -185,6 +186,20 @@ def test_weights_are_part_of_the_cache_s_key(tmp_path):
     for weights in ((1, 9), (9, 1), (1, 9)):
         heavy_pairs("metis", weights, cache=tmp_path)
     assert len(list((tmp_path / "partitions").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "dtype"), [(2**31 - 1, torch.int32), (2**31 + 1, torch.int64)]
+)
+def test_ids_of_nodes_are_int64_where_int32_is_too_small(monkeypatch, num_nodes, dtype):
+    """Rows aren't made: they would take 16 GiB."""
+    types = []
+    none = torch.empty(0, dtype=torch.int64)
+    monkeypatch.setattr(
+        partitioners, "symmetrize_edges", lambda *args: types.append(args[-1]) or (none, none, None)
+    )
+    partitioners.undirected_graph(Edges(none, none, None, num_nodes))
+    assert types == [dtype]
 
 
 def test_whole_weights():

@@ -148,6 +148,7 @@ def test_rows_by_functions(monkeypatch):
     assert torch.equal(given.index_select(0, ids), every[ids])
     assert torch.equal(torch.index_select(given, -2, ids.int()), every[ids])
     assert torch.equal(given.narrow(0, 2, 5), every[2:7])
+    assert torch.equal(given.narrow(-2, 2, 5), every[2:7])
     assert torch.equal(torch.narrow(given, 0, 45, 5), every[45:])
 
 

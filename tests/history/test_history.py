@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import gas
+from gas.history.transfer import check_row_index
 
 
 def filled(num_embeddings=10, dim=4, **kwargs):
@@ -195,6 +196,15 @@ def test_bad_sizes(arguments, message):
         gas.History(*arguments)
     with pytest.raises(ValueError, match="'dtype' is torch.int64"):
         gas.History(4, 4, dtype=torch.int64)
+
+
+def test_only_many_short_ranges_are_moved_by_rows():
+    n_id, offset, count = torch.tensor([3, 9, 10]), torch.tensor([3, 9]), torch.tensor([1, 2])
+    assert check_row_index(3, n_id, offset, count, 50) is n_id
+    assert check_row_index(3, n_id, [3, 9], [1, 2], 50) == [(3, 1), (9, 2)]
+    assert check_row_index(3, None, offset, count, 50) == [(3, 1), (9, 2)]
+    many = torch.arange(20)
+    assert check_row_index(20, many, torch.tensor([0]), torch.tensor([20]), 50) == [(0, 20)]
 
 
 @pytest.mark.parametrize("shift", [0, 1])

@@ -190,6 +190,19 @@ def test_one_chunk_of_a_push_is_written_while_the_next_is_copied(machine, monkey
     assert torch.equal(link.store.table, torch.ones(ROWS, WIDTH))
 
 
+def test_staged_pulls_read_packed_copies_where_they_are_planned(machine):
+    link = make_link(machine, "staged")
+    index, copies = torch.tensor([3, 0, 7, 7, 11]), torch.rand(3, WIDTH)
+    plans = {True: SimpleNamespace(places=torch.tensor([2, 0, 1, 1, 2])), False: None}
+    for is_planned, plan in plans.items():
+        link.store.packed = SimpleNamespace(
+            plan=lambda index, own, plan=plan: plan, read_staged=lambda plan: copies
+        )
+        found = link.pull(index, 0, torch.float32).wait()
+        expected = copies[plan.places] if is_planned else torch.zeros(5, WIDTH)
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("pool_size", [None, 1])
 def test_a_push_that_failed_leaves_its_buffers(machine, monkeypatch, pool_size):
     engine = TransferEngine(pool_size=pool_size)

@@ -1,9 +1,15 @@
 """Arrays of a folder: mapped copy-on-write, and refused where file and entry disagree."""
 
+import mmap
+import platform
+import runpy
+import sys
+
 import numpy as np
 import pytest
 from numpy.lib import format as npy
 
+import gas
 from gas.io import Array
 from gas.io.npy import PREFIX, check_inside, map_array, write_array
 
@@ -22,6 +28,15 @@ def test_an_array_is_mapped_and_its_file_stays(tmp_path):
     assert np.array_equal(np.load(tmp_path / "x.npy"), ROWS)
     np.save(tmp_path / "x.npy", ROWS[:0])
     assert map_array(tmp_path, entry(shape=(0, 3))).shape == (0, 3)
+
+
+@pytest.mark.parametrize(("machine", "flag"), [("x86_64", 0x4000), ("mips64", 0)])
+def test_mappings_reserve_no_swap_where_the_flag_is_known(monkeypatch, machine, flag):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.delattr(mmap, "MAP_NORESERVE", raising=False)  # Python 3.13 has it.
+    module = runpy.run_path(gas.io.npy.__file__)
+    assert module["PRIVATE"] == {"flags": mmap.MAP_PRIVATE | flag}
 
 
 def test_an_entry_says_what_differs_from_the_usual():

@@ -400,6 +400,16 @@ def test_a_node_that_is_joined_with_nearly_all_gets_the_one_that_is_left():
     assert batch.n_id[batch.dst_neg_index].tolist() == [size - 2]
 
 
+def test_a_graph_whose_nodes_are_all_joined_has_no_negatives():
+    """Its pairs are a view of a transposed tensor, of which PyTorch mustn't warn."""
+    data = random_graph(8)
+    pairs = torch.combinations(torch.arange(8)).t()
+    data.edge_label_index, rest = pairs[:, :3], pairs[:, 3:]
+    data.edge_index = torch.cat([rest, rest.flip(0)], 1)
+    (batch,) = LinkLoader(data, torch.tensor([0, 8]), neg_sampling="binary", log=False)
+    assert batch.edge_label.tolist() == [1.0] * 3
+
+
 def test_pairs_that_are_labelled_0_get_no_others():
     """As RandomLinkSplit draws some by itself, unless it is told not to."""
     data = split_graph()

@@ -10,6 +10,7 @@ import torch
 
 from gas import native
 from gas.native import device as kernels
+from gas.native import matrix
 from gas.native.matrix import find_starts
 
 
@@ -70,6 +71,18 @@ def test_on_every_device():
         kernels.scatter_rows(table, index[:2], rows[:2] + 1)
         assert torch.equal(rows.cpu(), wanted[[3, 0, 0]])
         assert torch.equal(table[[3, 0]].cpu(), wanted[[3, 0]] + 1)
+
+
+@pytest.mark.parametrize(("rows", "entries", "starts"), [(100, 57, 6), (4, 60, 3), (0, 0, 1)])
+def test_chunks_are_of_32_rows_and_entries_and_the_end_is_one_more(
+    monkeypatch, rows, entries, starts
+):
+    extension = types.SimpleNamespace(STEP=32, Sparse=lambda *_: None)
+    monkeypatch.setattr(matrix.native, "has_kernels", lambda *_: True)
+    monkeypatch.setattr(matrix.native, "C", extension)
+    monkeypatch.setattr(matrix.native, "launch", lambda *_: None)
+    rowptr = torch.empty(rows + 1, dtype=torch.int32, device="meta")
+    assert find_starts(rowptr, entries).shape == (starts,)
 
 
 @pytest.mark.requires("cuda_kernels")

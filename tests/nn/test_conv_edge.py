@@ -109,3 +109,5 @@ def test_the_cheaper_order_of_a_mixture():
     dense = make_adjacency(50, 50, 5000)
     assert not should_sum_first(dense, torch.randn(50, 64, requires_grad=True), 3, 8)
     assert should_sum_first(dense, torch.randn(50, 8), 3, 64)
+    tall = make_adjacency(1000, 10, 1000)
+    assert not should_sum_first(tall, torch.randn(10, 64), 4, 64)

@@ -113,6 +113,15 @@ def test_clipping_bounds_the_step():
     assert moved**0.5 == pytest.approx(1e-3, rel=1e-3)
 
 
+def test_the_loss_of_one_labelled_node_is_its_own():
+    data, _, model = make()
+    data.train_mask = torch.arange(60) == 7
+    loader = gas.SubgraphLoader(data, torch.tensor([0, 60]), log=False)
+    out = model(data.x, data.edge_index, edge_weight=data.edge_weight)
+    loss = train_epoch(model, loader, torch.optim.SGD(model.parameters(), lr=0.0))
+    assert loss == pytest.approx(loss_of(out[7:8], data.y[7:8]).item(), rel=1e-5)
+
+
 def test_batches_without_labels_refresh_the_histories():
     data, ptr, model = make()
     data.train_mask[: int(ptr[1])] = False  # The first part has none.

@@ -369,6 +369,18 @@ def test_what_is_given_stays(data):
 
 
 @pytest.mark.usefixtures("quiet")
+def test_evaluation_of_the_whole_graph_takes_more_than_small_batches(data):
+    more = {
+        how: plan(data, gcn(), num_parts=32, batch_size=1, evaluation=how).components[
+            "evaluation, beyond training"
+        ]
+        for how in ("full", "none")
+    }
+    assert more["full"] > 0
+    assert more["none"] == 0
+
+
+@pytest.mark.usefixtures("quiet")
 def test_features_may_be_anything(data):
     """They are checked where the graph is cut for training."""
     data.x[3, 1] = math.nan
