@@ -63,6 +63,92 @@ def time_to_accuracy() -> str:
     return markdown([*head, "best validation accuracy of both"], rows)
 
 
+CASES = {
+    "GraphSAGE, BatchNorm, lr .005": "AmazonComputers:SAGE:batch:0.005:seed 0",
+    "GCN, BatchNorm, lr .01": "AmazonComputers:GCN:batch:0.01:seed 0",
+}
+LOADERS = {
+    "histories": "histories, 1/8 of the graph per step",
+    "PyG, GraphSAINT": "GraphSAINT, random walks",
+    "PyG, ClusterLoader": "ClusterLoader, the same parts",
+    "full batch": "our full batch",
+    "PyG, full batch": "PyG's full batch",
+    "PyG, NeighborLoader 10, 10, 10": "NeighborLoader, 10 neighbours in each of 3 layers",
+    "PyG, NeighborLoader 15, 10, 5": "NeighborLoader, 15, 10 and 5",
+}
+PARTS = {
+    "histories": "`gas.fit`, 512 parts, 64 per batch",
+    "64 parts": "64 parts, 8 per batch",
+    "no clipping": "`grad_norm=None`",
+    "stale rows as they are": "`correct_drift=False`",
+    "weights of the last step": "`average_weights=False`",
+}
+SHARES = {
+    "1 (full batch)": "full batch",
+    **{f"1/{n}": f"1/{n} of the graph per step" for n in (2, 4)},
+    "1/8": "histories",
+    **{f"1/{n}": f"1/{n} of the graph per step" for n in (16, 32)},
+}
+
+
+def steps_until(run: dict[str, Any], score: float) -> int | None:
+    """Return the steps until the validation score is reached, if it is."""
+    per_epoch = run["steps"]
+    epochs = next((n for n, value in enumerate(run["val"], 1) if value >= score), None)
+    return None if epochs is None else epochs * per_epoch
+
+
+def loaders() -> str:
+    """Seconds to accuracy of histories and of PyG's loaders."""
+    (runs,) = load("time_to_accuracy_pyg")["cases"].values()
+    goal = max(runs["full batch"]["val"]) - 0.005
+    own = seconds_until(runs["full batch"], goal)
+    rows = []
+    for contender, label in LOADERS.items():
+        run = runs[contender]
+        seconds = seconds_until(run, goal)
+        took = (
+            f"not reached in {run['seconds'][-1]:.1f} s" if seconds is None else f"{seconds:.1f} s"
+        )
+        ratio = "" if seconds is None or own is None else f"{seconds / own:.2f}"
+        rows.append([label, f"{100 * max(run['val']):.1f} %", took, ratio])
+    return markdown(["", "best", "to accuracy", "over our full batch's"], rows)
+
+
+def parts_of_fit() -> str:
+    """Steps to accuracy without each part of ``gas.fit``."""
+    found = load("time_to_accuracy")["cases"]
+    rows = []
+    for contender, label in PARTS.items():
+        cells = []
+        for case in CASES.values():
+            run = found[case][contender]
+            steps = steps_until(run, max(found[case]["full batch"]["val"]) - 0.005)
+            low, high = (100 * f(run["val"][-10:]) for f in (min, max))
+            reached = "not reached" if steps is None else f"{steps}"
+            best = 100 * max(run["val"])
+            cells.append(f"{reached}, {best:.1f}, {low:.1f} to {high:.1f}")
+        rows.append([label, *cells])
+    return markdown(["", *CASES], rows)
+
+
+def shares() -> str:
+    """Steps and seconds to accuracy by the share of the graph per step."""
+    found = load("time_to_accuracy")["cases"]
+    rows = []
+    for label, case in CASES.items():
+        runs = found[case]
+        goal = max(runs["full batch"]["val"]) - 0.005
+        for unit, count, form in (
+            ("steps", steps_until, "{:.0f}"), ("seconds", seconds_until, "{:.1f} s"),
+        ):  # fmt: skip
+            values = [count(runs[name], goal) for name in SHARES.values()]
+            first = values[0]
+            rest = ["not reached" if v is None else f"{v / first:.2f}" for v in values[1:]]
+            rows.append([f"{label.split(',')[0]}: {unit}", f"1 ({form.format(first)})", *rest])
+    return markdown(["share of the graph per step", *SHARES], rows)
+
+
 def epoch_time() -> str:
     """Median time of an epoch, and ratios to gas."""
     contenders = {
@@ -144,6 +230,9 @@ def headline() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
+    "loaders": loaders,
+    "parts_of_fit": parts_of_fit,
+    "shares": shares,
     "time_to_accuracy": time_to_accuracy,
     "epoch_time": epoch_time,
     "cora": cora,
@@ -152,7 +241,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def rewrite(text: str) -> str:
     """Return a page with its tables written anew."""
-    return TABLE.sub(lambda found: f"{found[1]}{TABLES[found['name']]()}\n{found[3]}", text)
+    return TABLE.sub(lambda found: f"{found[1]}\n{TABLES[found['name']]()}\n\n{found[3]}", text)
 
 
 def main() -> None:
