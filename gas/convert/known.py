@@ -21,7 +21,7 @@ from torch_geometric.nn.models import rev_gnn
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from gas.convert.matrices import TracedMatrix, trace_matrices
-from gas.convert.modes import EDGE_CALLS, record_edge_dropout
+from gas.convert.modes import EDGE_CALLS, explain_num_nodes, record_edge_dropout
 
 # Methods and attributes of a tensor that don't depend on its numbers.
 SHAPE_METHODS = ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex")
@@ -363,6 +363,7 @@ def answer_questions() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(trace_matrices())
         stack.enter_context(record_edge_dropout(_record_call))
+        stack.enter_context(explain_num_nodes())
         stack.enter_context(mock.patch.object(builtins, "isinstance", answer))
         for name, plain in (("CheckpointFunction", _Plain), (GENERATOR, _yield_once)):
             stack.enter_context(mock.patch.object(checkpoint, name, plain))

@@ -13,8 +13,9 @@ from unittest import mock
 import torch
 import torch_geometric.utils as pyg_utils
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_arg
+from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 TRAINING = "training"
 # Functions that drop at random, with the names of their parameters.
@@ -41,6 +42,9 @@ EDGE_DROPOUTS: dict[Any, tuple[str, ...]] = {
 }
 
 
+_MAYBE_NUM_NODES: Any = inspect.unwrap(maybe_num_nodes)
+_maybe_num_nodes = _copy(_MAYBE_NUM_NODES)
+
 EDGE_CALLS: list[str] = []  # Their calls in a trace, also by what isn't followed.
 _recorded: dict[str, Callable[..., Any]] = {}  # A global of the functions while they record.
 
@@ -51,6 +55,34 @@ def _call_dropout_edge(*args: Any, **kwargs: Any) -> Any:
 
 def _call_dropout_adj(*args: Any, **kwargs: Any) -> Any:
     return _recorded["dropout_adj"](*args, **kwargs)
+
+
+def _call_maybe_num_nodes(edge_index: Any, num_nodes: int | None = None) -> Any:
+    return _recorded["maybe_num_nodes"](edge_index, num_nodes)
+
+
+@contextmanager
+def explain_num_nodes() -> Iterator[None]:
+    """Have functions of PyG that count nodes by the largest id say what to pass to them."""
+
+    def count(edge_index: Any, num_nodes: int | None) -> Any:
+        try:
+            return _maybe_num_nodes(edge_index, num_nodes)
+        except Exception as error:
+            if not issubclass(type(edge_index), Proxy):
+                raise
+            raise ValueError(
+                "a function of PyG that it calls, such as add_self_loops, degree or gcn_norm, "
+                "counts the nodes by the largest id of the edges: pass num_nodes=x.size(0) to it"
+            ) from error
+
+    before = _MAYBE_NUM_NODES.__code__
+    with mock.patch.dict(_MAYBE_NUM_NODES.__globals__, {"_recorded": {"maybe_num_nodes": count}}):
+        try:
+            _MAYBE_NUM_NODES.__code__ = _call_maybe_num_nodes.__code__
+            yield
+        finally:
+            _MAYBE_NUM_NODES.__code__ = before
 
 
 @contextmanager

@@ -268,8 +268,9 @@ def move_normalisation(
         weight = bind_arguments(net.get_submodule(str(node.target)), node).get(WEIGHT)
         if isinstance(weight, Node) and weight.op != "placeholder":
             raise ValueError(
-                f"'{node.target}' normalises weights that the model computes, '{weight.name}', "
-                "which mini-batches can't: use normalize=False"
+                f"'{node.target}' normalises weights that the model computes, '{weight.name}', or "
+                "by another rule than other layers, which mini-batches can't: use normalize=False, "
+                "or the same options of self-loops in all layers"
             )
         if isinstance(weight, Node) and weight.target != WEIGHT:
             found[str(node.target)].attribute = str(weight.target)

@@ -109,8 +109,9 @@ class Preparation(BaseTransform):
 
     def _mismatch(self) -> ValueError:
         return ValueError(
-            f"layers take different edges on this graph, of {self}, although they take the same on "
-            "a small one: change the edges of the graph before the model"
+            f"layers take different edges, or attributes of edges, on this graph, of {self}, "
+            "although they take the same on a small one, whose weights are positive: change edges "
+            "and weights of the graph before the model"
         )
 
     def __eq__(self, other: object) -> bool:

@@ -114,5 +114,11 @@ class MismatchError(DifferentEdgesError):
         text = f"with {how}, because its layers take different graphs: use layers that all take "
         if transform is None and not inputs.by_value:
             text = "when it is run again: it mustn't be random in evaluation, nor change views of "
-        end = "tensors in place" if text.endswith("of ") else "the same one"
+        end = "the same one"
+        if text.endswith("of "):
+            end = (
+                "tensors in place, nor read an attribute of the edges beside two lists of them, "
+                "such as edge_index and edge_index.flip(0): give the second a copy under another "
+                "name"
+            )
         super().__init__(f"{name} returns other values {text}{end}")

@@ -18,7 +18,7 @@ from torch_geometric.nn import (
     SAGEConv,
 )
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import degree, remove_self_loops
+from torch_geometric.utils import add_self_loops, degree, remove_self_loops
 
 import gas
 
@@ -209,6 +209,33 @@ def test_parameters_without_ids_are_refused():
     data = random_graph()
     with pytest.raises(ValueError, match=r"'table.weight' has a row for each node.*node_id"):
         gas.to_scalable(WithoutIds(data.num_nodes, False), data)
+
+
+class Counts(Net):
+    """Calls functions of PyG without the number of nodes."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x, edge_index):
+        return self.conv2(self.function(self.conv1(x, edge_index), edge_index), edge_index)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, edges: x * degree(edges[1])[edges[1]].sum(),
+        lambda x, edges: x * gcn_norm(edges)[1].sum(),
+        lambda x, edges: x * add_self_loops(edges)[0].size(1),
+    ],
+    ids=["degree", "gcn_norm", "add_self_loops"],
+)
+def test_functions_without_the_number_of_nodes(function):
+    with pytest.raises(ValueError, match=r"the largest id of the edges: pass num_nodes=x.size"):
+        gas.to_scalable(Counts(function), random_graph())
+    before = add_self_loops(torch.tensor([[0], [3]]))[0]
+    assert before.size(1) == 5  # PyG's own function is as it was.
 
 
 class Keeps(Net):

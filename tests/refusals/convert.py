@@ -459,6 +459,9 @@ CASES = {
         "x, edge_index, kind",
         data=with_kinds(),
     ),
+    "edges without the number of nodes": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, add_self_loops(edge_index)[0])
+    ),
     "edges of two kinds": lambda t: convert(
         lambda net, x, a, b: net.conv(x, a) + net.conv(x, b), "x, pos_edge_index, neg_edge_index"
     ),
