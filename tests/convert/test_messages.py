@@ -438,7 +438,7 @@ def test_values_that_are_alike_on_small_graphs_alone():
     data = random_graph()
     data.edge_weight = torch.randn(data.num_edges)
     model = gas.to_scalable(BySigns(), data)
-    with pytest.raises(ValueError, match="layers take different edges on this graph, of Prepar"):
+    with pytest.raises(ValueError, match="edges, or attributes of edges, on this graph, of Prepar"):
         model.prepare(data)
     data.edge_weight = data.edge_weight.abs()
     check(BySigns(), data, lambda net, data: net(data.x, data.edge_index, data.edge_weight))
