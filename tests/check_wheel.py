@@ -31,7 +31,8 @@ def find_problems(wheel, root=ROOT):
     if len(binaries) != 1:
         problems.append(f"it has {len(binaries)} extensions, expected gas/_C")
     expected = {path.relative_to(root).as_posix() for path in (root / "gas").rglob("*.py")}
-    expected.add("gas/py.typed")
+    templates = (root / "gas").rglob("*.html")
+    expected |= {"gas/py.typed", *(path.relative_to(root).as_posix() for path in templates)}
     # Among others: modules of an earlier build, and libraries such as a second OpenMP runtime.
     for kind, files in (("lacks", expected - names), ("has also", names - expected - binaries)):
         problems += [f"it {kind} {name}" for name in sorted(files)]
