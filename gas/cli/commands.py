@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def train() -> None:
     """Train a model, and write scores, curves, the model and predictions into a folder."""
+    # For the list of commands alone: ``main`` calls the program that has these options.
 
 
 def import_tables(

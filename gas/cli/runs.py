@@ -24,6 +24,7 @@ from gas.cli.settings import Settings
 from gas.datasets import find_feature_names, undo_clustering
 from gas.graph import is_graph_folder, with_csr_features
 from gas.io import read_json
+from gas.training import known_target_mask
 
 
 class SavedRun:
@@ -160,11 +161,12 @@ class SavedRun:
                 "without the package safetensors; train it again"
             )
         from safetensors import SafetensorError, safe_open
+        from safetensors.torch import load_file
 
         try:
             with safe_open(path, "pt") as file:
                 words = file.metadata()
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            state = load_file(path)
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged ({error}): train the run again") from error
         widths = {name: json.loads(words[name]) for name in ("in_channels", "out_channels")}
@@ -203,7 +205,7 @@ class SavedRun:
         with contextlib.closing(self.make_model(data)) as model:
             graph = gas.cluster(data, self._num_parts(data), model=model, log=False)
             columns = gas.predictions(model, graph, split=self.metrics["kept_split"], log=False)
-        if not _has_known(data.y):
+        if not bool(known_target_mask(data.y).any()):
             columns.pop("label", None)
         return columns if ids is None else _select_ids(columns, ids)
 
@@ -257,10 +259,6 @@ def _order_features(data: Data, names: Sequence[str], found: Sequence[str]) -> T
             f"in the order of the training: {', '.join(names)}"
         )
     return data.x[:, [found.index(name) for name in names]]
-
-
-def _has_known(y: Tensor) -> bool:
-    return bool((~y.isnan() if y.is_floating_point() else y >= 0).any())
 
 
 def _select_ids(columns: dict[str, Any], ids: Sequence[Any]) -> dict[str, Any]:

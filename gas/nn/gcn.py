@@ -101,7 +101,7 @@ class ProjectedConv(SumConv, pyg.SimpleConv):
         self.target = target
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "net": None}  # Who copies the net sets that of the copy.
+        return {**self.__dict__, "net": None}  # A copied model sets its own: model._link_layers.
 
     def extra_repr(self) -> str:
         """Return the name of the linear layer."""
@@ -151,11 +151,15 @@ class ProjectedConv(SumConv, pyg.SimpleConv):
         ):
             return super().forward(transform(to_tensors(x)), edge_index, edge_weight)
         self.path = "fused"
-        # The sums of float16 rows may be infinite, those of transformed rows are as they would be.
-        later = weight is None or is_sparse(x) or torch.is_autocast_enabled(x.device.type)
-        if later or not should_aggregate_first(edge_index, x, weight.size(0)):  # type: ignore[union-attr]
+        if (
+            weight is None
+            or is_sparse(x)
+            # In float16, sums of the rows before the transformation may be infinite.
+            or torch.is_autocast_enabled(x.device.type)
+            or not should_aggregate_first(edge_index, x, weight.size(0))
+        ):
             return spmm(edge_index, apply_rowwise(transform, x), reduce=self._reduce)
-        out = F.linear(spmm(edge_index, x, reduce=self._reduce), weight)  # type: ignore[arg-type]
+        out = F.linear(spmm(edge_index, x, reduce=self._reduce), weight)
         if bias is not None:
             ones = bias.new_ones(edge_index.size(1), 1)
             out = out + spmm(edge_index, ones, reduce=self._reduce) * bias

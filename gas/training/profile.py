@@ -139,6 +139,7 @@ def profile(model: ScalableGNN | None = None) -> Iterator[Profile]:
 
 
 def _profile(model: ScalableGNN | None) -> Iterator[Profile]:
+    """Measure while no other profile is active."""
     found, before = Profile(), 0 if model is None else moved_bytes(model)
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
