@@ -46,6 +46,7 @@ def measure_memory(
         relabel = loader._relabel
         account.enter("loader", (relabel.rowptr, relabel.col, relabel.e_id, relabel.weight))
         account.enter("loader", (loader.ptr,))
+        account.enter("sums of features", loader.feature_sums.tensors())
     account.enter(
         "loader", sum({id(x._relabel): x._relabel.scratch_bytes for x in loaders}.values())
     )

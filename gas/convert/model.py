@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from torch import Tensor
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
 
 from gas.convert.check import Conversion
 from gas.convert.modes import TRAINING
-from gas.convert.place import multiplies_sparse
+from gas.convert.place import multiplies_sparse, reads_in_place
 from gas.convert.preparation import PREPARED, check_unprepared
 from gas.convert.scope import LayerScope
 from gas.convert.stages import make_stages
 from gas.convert.trace import CONSTANT
-from gas.graph import find_original_graph
-from gas.history import Rows, first_rows
-from gas.nn import ProjectedConv
+from gas.graph import Adjacency, find_original_graph
+from gas.history import Features, Rows, first_rows
+from gas.loader import SubData
+from gas.nn import ProjectedConv, has_hooks
 from gas.scalable import ScalableGNN, adjacency, attributes, compute_dtype
 
 
@@ -117,18 +118,32 @@ class Converted(ScalableGNN):
     def inputs_of(self, data: Data) -> tuple[Tensor, Any, dict[str, Any]]:
         """See :meth:`gas.ScalableGNN.inputs_of`."""
         known = attributes(data)
+        x = known["x"] if "x" in known else cast(Any, data.x)
+        return x, adjacency(data), self._other_inputs(data)
+
+    def _other_inputs(self, data: Data) -> dict[str, Any]:
+        """Return the inputs that aren't features."""
+        known = attributes(data)
         check_unprepared(known, self._inputs)
         names = {*self._inputs, *([] if "adj_t" in known else ["edge_weight"])} - {"x"}
-        return (
-            known["x"] if "x" in known else cast(Any, data.x),
-            adjacency(data),
-            {name: data[name] for name in names if name in known},
-        )
+        return {name: data[name] for name in names if name in known}
+
+    def _forward_inputs(self, batch: SubData) -> tuple[Tensor | Features, Any, dict[str, Any]]:
+        adj_t = adjacency(batch.data)
+        is_narrow = isinstance(adj_t, Adjacency) and adj_t.size(0) == batch.batch_size
+        is_private = not has_hooks(self) and not has_hooks(self.net)
+        if is_narrow and is_private and reads_in_place(self.net, self._x):
+            return batch.features(), adj_t, self._other_inputs(batch.data)
+        return super()._forward_inputs(batch)
+
+    @property
+    def _x(self) -> Node | None:
+        """Return the features in the graph of the layers."""
+        return next((node for node in self.net.graph.nodes if node.target == "x"), None)
 
     @property
     def _supports_sparse_features(self) -> bool:
-        given = [node for node in self.net.graph.nodes if node.target == "x"]
-        return multiplies_sparse(self.net, given[0]) if given else False
+        return multiplies_sparse(self.net, self._x)
 
     def _split_outputs(self, rows: Tensor) -> Any:
         return self._outputs.split(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -307,23 +307,41 @@ class _Writer:
         return isinstance(module, Dropout) and not module.inplace
 
 
-def multiplies_sparse(net: Module, node: Node) -> bool:
+def multiplies_sparse(net: Module, node: Node | None) -> bool:
     """Return whether all readers of a value in a written graph multiply only its non-zeros."""
-    for user in node.users:
+
+    def multiplies(_: Node, module: Any) -> bool:
+        return getattr(module, "multiplies_sparse", type(module) in LINEAR_LAYERS)
+
+    return _is_read_by(multiplies, net, node, (own_rows, sources, dropout))
+
+
+def reads_in_place(net: Module, node: Node | None) -> bool:
+    """Return whether all readers of a value in a written graph take :class:`Rows`."""
+
+    def takes_rows(user: Node, module: Any) -> bool:
+        return user.target is own_rows or isinstance(module, FusedConv)
+
+    return _is_read_by(takes_rows, net, node, (sources, dropout))
+
+
+def _is_read_by(
+    function: Callable[[Node, Any], bool], net: Module, node: Node | None, through: Sequence[Any]
+) -> bool:
+    """Return whether a function holds for all readers of a value, nodes and modules without hooks.
+
+    Those of dropout, and of the functions ``through``, are the readers of their results.
+    """
+    for user in () if node is None else node.users:
         module: Any = None
         if user.op == "call_module":
             module = net.get_submodule(str(user.target))
-        if module is not None and has_hooks(module):
+            if has_hooks(module):
+                return False
+        passes = user.target in through or (isinstance(module, Dropout) and not module.inplace)
+        if not (_is_read_by(function, net, user, through) if passes else function(user, module)):
             return False
-        if isinstance(module, FusedConv):
-            multiplies = module.multiplies_sparse
-        elif user.target in (own_rows, sources, dropout) or isinstance(module, Dropout):
-            multiplies = multiplies_sparse(net, user)
-        else:
-            multiplies = type(module) in LINEAR_LAYERS
-        if not multiplies:
-            return False
-    return bool(node.users)
+    return node is not None and bool(node.users)
 
 
 def history_shape(node: Node, value: Any, dim: Any) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -140,20 +141,31 @@ class Features(Rows):
         num_own: The batch size.
         p: The probability of dropping an element. (default: ``0.0``)
         seed: The seed of the dropout. (default: ``0``)
+        find_sums: Finds sums over neighbours that were computed for the whole graph, see
+            :class:`gas.loader.FeatureSums`. (default: none)
     """
 
     def __init__(
-        self, table: Tensor, index: Tensor, num_own: int, p: float = 0.0, seed: int = 0
+        self,
+        table: Tensor,
+        index: Tensor,
+        num_own: int,
+        p: float = 0.0,
+        seed: int = 0,
+        find_sums: Callable[..., Tensor | None] | None = None,
     ) -> None:
         if isinstance(table, Encoded):
             table = table if table.plain_table is None else table.plain_table
-        self.__dict__.update(table=table.detach(), index=index, num_own=num_own, p=p, seed=seed)
+        self.__dict__.update(
+            table=table.detach(), index=index, num_own=num_own, p=p, seed=seed, find_sums=find_sums
+        )
 
     table: Tensor
     index: Tensor
     num_own: int
     p: float
     seed: int
+    find_sums: Callable[..., Tensor | None] | None
 
     def dropout(self, p: float, seed: int) -> Features:
         """Return the features with dropout, of the halo's rows, too.

@@ -97,7 +97,7 @@ class SubData(NamedTuple):
         if rows is None or not rows.is_table:
             return self.data.get("x")
         rows.check()
-        return Features(rows.table, rows.index, self.batch_size)
+        return Features(rows.table, rows.index, self.batch_size, find_sums=rows.find_sums)
 
     def to(self, device: torch.device | str, *names: str, non_blocking: bool = False) -> SubData:
         """Return the batch with its graph on a device; the ids stay on the CPU, for histories.

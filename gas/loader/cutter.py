@@ -31,6 +31,7 @@ from gas.history import Encoded
 from gas.loader.batch import GRAPH_SIZE, RNG_FINGERPRINT, SubData, empty_graph
 from gas.loader.cache import BatchCache
 from gas.loader.lazy import LazyRows, gather, read_lazy_rows, set_rows
+from gas.loader.precomputed import FeatureSums
 from gas.native import Relabeler, check_integer, check_range, renamed
 
 FEATURES = ("x", "edge_attr")  # Attributes whose rows are gathered on first access.
@@ -71,6 +72,7 @@ class BatchCutter:
         self._augmentation: Any = None
         self._layout = find_layout(layout)
         self._relabel = relabel
+        self.feature_sums = FeatureSums(relabel)
         self._rowptr = relabel.rowptr
         self._weighted = relabel.weight is not None
         self._weight_key = "edge_weight" if self._weighted and data.get("adj_t") is None else None
@@ -321,6 +323,7 @@ class BatchCutter:
                     set_rows(data, key, LazyRows(key, table, index, per_node))
                 else:
                     data._store._mapping[key] = gather(table, index)
+        self.feature_sums.add_to(data)
 
     def _add_others(self, batch: SubData) -> None:
         """Add other attributes, and the views of the epoch."""

@@ -39,6 +39,7 @@ class LazyRows:
         self.table = table
         self.index = index
         self.per_node = per_node
+        self.find_sums: Any = None  # Of features: see gas.loader.FeatureSums.
         self._versions = version(table), version(index)
         self._rows: Tensor | None = None  # Copies of the batch share it.
 

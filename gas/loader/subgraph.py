@@ -82,6 +82,11 @@ class SubgraphLoader(BatchCutter, DataLoader):
         leave_cores: In a loop over the loader, reduce PyTorch's threads while other processes keep
             cores busy; see :func:`gas.training.share_cores`. This may change the rounding of
             PyTorch's sums, unless it has one thread from the start. (default: ``True``)
+        precompute: In training, compute the sums or means over neighbours with which a first layer
+            of :mod:`gas.nn` begins, ``A x``, once for the whole graph. Batches then read a row of
+            them for each of their nodes, instead of the halo's features and all edges. They take
+            as much memory as the features do, and at most a quarter of what is free; features that
+            are learnt, sparse, quantised or on disk have none. (default: ``True``)
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``, or
             ``sampler``: a :class:`gas.loader.PartSampler`; ``DistributedSampler(range(num_parts))``
             distributes the parts among processes, which a graph with ``shards`` doesn't need.
@@ -114,6 +119,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
         graph_transform: Callable[[Data], Data] | None = None,
         like: SubgraphLoader | None = None,
         leave_cores: bool = True,
+        precompute: bool = True,
         **kwargs: Any,
     ) -> None:
         given = open_if_path(data)
@@ -124,18 +130,14 @@ class SubgraphLoader(BatchCutter, DataLoader):
         if original is not None:
             like, layout, edge_weight = original, original.layout, original.edge_weight
             cache, leave_cores = original.cache, original.leave_cores
+            precompute = original.feature_sums.is_on
         if layout is None:
             layout = default_layout(given.get("adj_t"), is_clustered=not has_ptr)
-        if epoch_transform is not None and kwargs.get("persistent_workers"):
-            raise ValueError(
-                "'persistent_workers' is True, but workers that stay don't see the next "
-                "epoch's views: leave it out, or 'epoch_transform'"
-            )
+        _check_workers(kwargs, epoch_transform)
         graph, views = transform_graph(given, epoch_transform, graph_transform)
         is_transformed = epoch_transform is not None or graph_transform is not None
         source = given if is_transformed else local_graph(given)
-        if like is not None:
-            _check_like(like, source, edge_weight, is_transformed)
+        _check_like(like, source, edge_weight, is_transformed)
         if original is not None and not is_transformed:
             views, epoch_transform = original._views, original._augmentation
         ptr = get_parts(graph, ptr)
@@ -151,6 +153,8 @@ class SubgraphLoader(BatchCutter, DataLoader):
         self.cache: bool | None = cache
         BatchCutter.__init__(self, graph, ptr, relabel, layout, bipartite, edge_weight)
         self._source, self._views, self._augmentation = source, views, epoch_transform
+        known = None if like is None else like.feature_sums
+        self.feature_sums = self.feature_sums.join(known, precompute and self.shard is None)
         options = {"batch_size": batch_size, "collate_fn": self._collate, **kwargs}
         DataLoader.__init__(self, range(len(ptr) - 1), **options)  # type: ignore[arg-type]
         self._order = ResumableBatchSampler(cast(Any, self.batch_sampler), ptr)
@@ -338,13 +342,26 @@ def _find_original(options: dict[str, Any]) -> SubgraphLoader | None:
     return loader
 
 
+def _check_workers(options: Mapping[str, Any], epoch_transform: EpochTransform | None) -> None:
+    """Refuse workers that stay, with views that change."""
+    if epoch_transform is not None and options.get("persistent_workers"):
+        raise ValueError(
+            "'persistent_workers' is True, but workers that stay don't see the next epoch's views: "
+            "leave it out, or 'epoch_transform'"
+        )
+
+
 def _make_relabeler(data: Data, edge_weight: bool) -> Relabeler:
     (rowptr, col, e_id), weight = read_csr(data, edge_weight)
     return Relabeler(rowptr, col, e_id, weight)
 
 
-def _check_like(like: SubgraphLoader, data: Data, edge_weight: bool, is_transformed: bool) -> None:
+def _check_like(
+    like: SubgraphLoader | None, data: Data, edge_weight: bool, is_transformed: bool
+) -> None:
     """Refuse a loader ``like`` of another graph."""
+    if like is None:
+        return
     is_same = data is like.data or data is like._source
     if is_transformed or not is_same or like.edge_weight != edge_weight:
         raise ValueError(

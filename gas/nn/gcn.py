@@ -16,7 +16,7 @@ from gas.native import is_sparse
 from gas.nn.conv import apply_rowwise, to_tensors
 from gas.nn.half import HALF, message_dtype
 from gas.nn.sparse_features import is_linear, linear
-from gas.nn.spmm import spmm
+from gas.nn.spmm import find_sums, spmm
 from gas.nn.sum_convs import SumConv
 
 # Costs, in multiplications of a dense product on two cores: of an element of a sparse product, of
@@ -181,6 +181,8 @@ def should_aggregate_first(adj: Adjacency, x: Tensor | Rows, out_channels: int) 
     gradient; transforming first is better if it makes rows narrower. The gradient of the input
     costs both once more. Half of a batch's entries are assumed to be inside it.
     """
+    if find_sums(adj, x) is not None:
+        return True
     rows, cols = adj.shape
     entries, width, dense = adj.num_entries, x.size(1), x.size(1) * out_channels
     aggregate = SPARSE_COST * entries * width + 2 * rows * dense

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gas.graph import Adjacency
-from gas.history import ROWS_HINT, Rows
-from gas.native import TYPES, Matrix, custom_op
+from gas.history import ROWS_HINT, Features, Rows
+from gas.native import TYPES, Matrix, custom_op, gather_rows
 from gas.native import sparse as kernels
 from gas.nn.half import HALF, compute_dtype, message_dtype
 
@@ -245,6 +245,9 @@ def spmm(
             return _extreme(adj.matrix_for(x), x, None, reduce == "max")[0]
         values = torch.cat([x.own.detach(), x.halo_tensor()])
         return _extreme(adj.matrix_for(x.own), values, x.own, reduce == "max")[0]
+    if weight is None and (sums := find_sums(adj, x, reduce)) is not None:
+        assert isinstance(x, Features)
+        return gather_rows(sums, x.index[: x.num_own])
     if weight is None and adj.value is not None:
         weight = adj.value.to(x.dtype)
     if weight is not None:
@@ -262,6 +265,13 @@ def spmm(
         else:
             x, other, place = x.kernel_inputs()
     return multiply(adj.matrix_for(x), weight, x, other, place, reduce == "mean", False, None)
+
+
+def find_sums(adj: Adjacency, x: Tensor | Rows, reduce: str = "sum") -> Tensor | None:
+    """Return the sums of all nodes, if they were computed for the whole graph."""
+    if not isinstance(x, Features) or x.find_sums is None or adj.size(0) != x.num_own:
+        return None
+    return x.find_sums(adj, reduce, spmm)
 
 
 def check_features(

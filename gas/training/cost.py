@@ -94,7 +94,7 @@ class Sample:
         relabel = self.loader._relabel
         yield from tensors(self.graph)
         yield from (t for t in (relabel.rowptr, relabel.e_id, relabel.weight) if t is not None)
-        yield from (relabel.col, self._between)
+        yield from (relabel.col, self._between, *self.loader.feature_sums.tensors())
 
     def groups(self, num_parts: int) -> list[Tensor]:
         """Group the finest parts into fewer ones; return the finest parts of each."""
@@ -342,6 +342,7 @@ class Predictor:
             account.enter("graph given", now.held["given"])
         graph, relabel = sample.graph, sample.loader._relabel
         account.enter("features", [graph.get("x")])
+        account.enter("sums of features", sample.loader.feature_sums.tensors())
         account.enter("graph, clustered", tensors(graph if keep_graph else remove_edges(graph)))
         account.enter("loader", (relabel.rowptr, relabel.col, relabel.e_id, relabel.weight))
         account.enter("loader", relabel.scratch_bytes)

@@ -58,7 +58,8 @@ def test_models_read_features_where_they_lie(name, training):
         model.train(training)
         torch.manual_seed(2)
         outs = []
-        for batch in gas.SubgraphLoader(data, batch_size=2, layout="fused", log=False):
+        options = {"layout": "fused", "precompute": False, "log": False}
+        for batch in gas.SubgraphLoader(data, batch_size=2, **options):
             if not in_place:
                 _ = batch.x  # A tensor now, which the model is given.
             assert isinstance(
