@@ -46,7 +46,7 @@ CASES = (
     "AmazonComputers:SAGE:none:0.005",
     "AmazonComputers:GCN:none:0.003",
 )
-Way = tuple[int, int, dict[str, Any]]  # Parts, parts per batch, options of gas.fit.
+Way = tuple[int | str, int | None, dict[str, Any]]  # Parts, parts per batch, options of gas.fit.
 CONTENDERS: dict[str, Way] = {
     "histories": (512, 64, {}),
     **{f"1/{share} of the graph per step": (512, 512 // share, {}) for share in (2, 4, 16, 32)},
@@ -54,6 +54,7 @@ CONTENDERS: dict[str, Way] = {
     "no clipping": (512, 64, {"grad_norm": None}),
     "stale rows as they are": (512, 64, {"correct_drift": False}),
     "weights of the last step": (512, 64, {"average_weights": False}),
+    "auto": ("auto", None, {}),
 }
 LAYERS, EIGHTH = 3, 8
 Loader = Callable[[Data, Tensor], Any]  # Of a graph, and where its parts begin.
@@ -68,6 +69,16 @@ FULL = "full batch"
 FOLDERS = ("WordNet", "Cornell5")  # Graph folders below the root.
 MOST_EPOCHS, PATIENCE = 300, 60
 BELOW = 0.005  # The score that counts is this much below the best of the full batch.
+
+
+def read_graph(root: str, name: str) -> Data:
+    """Return a graph by its name, split 60/20/20."""
+    if name in FOLDERS:
+        data = gas.open_graph(Path(root) / name, log=False)
+    else:
+        data, _, _ = gas.get_data(root, name)
+    set_masks(data)
+    return data
 
 
 class TimeIsUpError(Exception):
@@ -120,13 +131,15 @@ def train(data: Data, net: torch.nn.Module, lr: float, way: Way, seconds: float)
     num_parts, batch_size, options = way
     model = gas.to_scalable(net, data)
     graph = gas.cluster(data, num_parts, model=model, log=False)
+    found, batch_size = graph.parts.numel() - 1, batch_size or graph.batch_size
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    watch = Stopwatch(seconds, -(-num_parts // batch_size))
-    return watch.follow(lambda: gas.fit(
+    watch = Stopwatch(seconds, -(-found // batch_size))
+    run = watch.follow(lambda: gas.fit(
         model, graph, optimizer, MOST_EPOCHS if num_parts == 1 else 100 * MOST_EPOCHS,
         batch_size=batch_size, patience=PATIENCE if num_parts == 1 else None,
         keep_best=False, log=False, on_epoch=watch, **options,
     ))  # fmt: skip
+    return {**run, "parts": f"{found} / {batch_size}"}
 
 
 def train_as_pyg(
@@ -202,8 +215,12 @@ def measure(
     seed: int,
     runs: dict[str, Any],
     contenders: Iterable[str] = (*CONTENDERS, *OF_PYG),
+    most_seconds: float | None = None,
 ) -> Iterator[None]:
-    """Run the contenders of a case in turn that have no run yet, and yield after each."""
+    """Run the contenders of a case in turn that have no run yet, and yield after each.
+
+    They get ``most_seconds``, by default three times what our own full batch takes to its best.
+    """
     name, kind, norm, lr = case.rsplit(":", 3)
     data = get_data(name)
 
@@ -223,7 +240,7 @@ def measure(
     best = max(range(len(runs[FULL]["val"])), key=runs[FULL]["val"].__getitem__)
     for contender in contenders:
         if contender not in runs:
-            runs[contender] = start(contender, 3 * runs[FULL]["seconds"][best])
+            runs[contender] = start(contender, most_seconds or 3 * runs[FULL]["seconds"][best])
             yield
 
 
@@ -263,12 +280,7 @@ def main() -> None:
     args = parser.parse_args()
 
     def get_data(name: str) -> Data:
-        if name in FOLDERS:
-            data = gas.open_graph(Path(args.root) / name, log=False)
-        else:
-            data, _, _ = gas.get_data(args.root, name)
-        set_masks(data)
-        return data
+        return read_graph(args.root, name)
 
     cases = load(args.name).get("cases", {})
     for case in args.cases:
