@@ -4,6 +4,7 @@ import argparse
 import functools
 import importlib
 import json
+import math
 import re
 import sys
 
@@ -494,6 +495,56 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "CONTENDERS", {**ways, "another": (6, 3, {})})
     module.main()
     assert trained == [(6, 3, {})]
+
+
+@pytest.mark.slow
+def test_grid(script, monkeypatch, tmp_path):
+    times = script("time_to_accuracy")
+    monkeypatch.setattr(times, "MOST_EPOCHS", 3)
+    monkeypatch.setitem(times.CONTENDERS, "auto", (6, 2, {}))
+    monkeypatch.setattr(gas, "cluster", functools.partial(gas.cluster, method="random"))
+    module = script("grid")
+    options = ["--graphs", "planted:600", "--models", "SAGE", "--name", str(tmp_path / "grid")]
+    monkeypatch.setattr(sys, "argv", ["grid", *options])
+    clock = module.time.perf_counter
+    module.main()
+    assert module.time.perf_counter is clock
+    cases = json.loads((tmp_path / "grid.json").read_text())["cases"]
+    assert len(cases) == 2 * len(module.RATES)
+    for norm, below in module.GOALS.items():
+        cell = f"planted:600:SAGE:{norm}"
+        rate = module.best_rate(cases, cell, "full batch")
+        whole = cases[f"{cell}:{rate}"]["full batch"]
+        best = max(max(cases[f"{cell}:{each}"]["full batch"]["val"]) for each in module.RATES)
+        assert max(whole["val"]) == best
+        given = 3 * whole["seconds"][module.best_of(whole)]
+        for each in module.RATES:  # All get three times what the best rate took.
+            ours = cases[f"{cell}:{each}"]["auto"]["seconds"]
+            assert ours[-1] >= given
+            assert all(second < given for second in ours[:-1])
+        row, is_good, ratio = module.row_of(cases, cell)
+        ours = cases[f"{cell}:{module.best_rate(cases, cell, 'auto')}"]["auto"]
+        assert is_good == (max(ours["val"]) >= best - below)
+        assert row[7] == "6 / 2"
+        assert (ratio == math.inf) == (row[8] == "not reached")
+    text = (tmp_path / "grid.md").read_text()
+    assert "BatchNorm, the best less 0.5: " in text
+    measure, measured = times.train, []
+    monkeypatch.setattr(times, "train", lambda *args: measured.append(args) or measure(*args))
+    module.main()
+    assert not measured  # Finished runs aren't run again.
+
+
+@pytest.mark.slow
+def test_precompute(script, monkeypatch, tmp_path):
+    module, name = script("precompute"), str(tmp_path / "table")
+    options = ["--cases", "planted:600:GCN:6:2:8", "--epochs", "2", "--name", name]
+    monkeypatch.setattr(sys, "argv", ["precompute", *options])
+    monkeypatch.setattr(gas, "cluster", functools.partial(gas.cluster, method="random"))
+    module.main()
+    found = json.loads((tmp_path / "table.json").read_text())["cases"]["planted:600:GCN:6:2:8"]
+    assert found["bytes"] == 600 * 8 * 4
+    assert found["with"]["rounds"] == found["without"]["rounds"] == 2
 
 
 @pytest.mark.requires("matplotlib")
