@@ -118,16 +118,20 @@ _MODULES = {
 
 
 # Names whose rooms are imported when they are first used.
-_LATE = {"gas.load_run": "gas.cli.load_run", "gas.report": "gas.cli.html.report"}
+_LATE = {
+    "gas.load_run": "gas.cli.load_run",
+    "gas.report": "gas.cli.html.report",
+    "gas.lightning.PartitionData": "gas.contrib.lightning.PartitionData",  # Needs Lightning.
+}
 
 
 def redirect_moved_names() -> None:
     """Make every old name importable, and those of the command, without importing anything new."""
-    for name in _MODULES:
-        module = sys.modules[name] = ModuleType(name, f"Moved to ``{_MODULES[name]}``.")
+    for name, new in {**_MODULES, "gas.lightning": "gas.contrib.lightning"}.items():
+        module = sys.modules[name] = ModuleType(name, f"The names of ``{new}``.")
         parent, _, child = name.rpartition(".")
         setattr(sys.modules[parent], child, module)
-    for name in {*_MODULES, *(name.rpartition(".")[0] for name in _NAMES)}:
+    for name in {*_MODULES, *(name.rpartition(".")[0] for name in (*_NAMES, *_LATE))}:
         vars(sys.modules[name])["__getattr__"] = _getter(name)
 
 

@@ -1,7 +1,9 @@
 """The documentation site: navigation, public names of the API, and what a built page refers to."""
 
+import base64
 import html
 import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -62,6 +64,8 @@ def resolve(path):
 
 def test_every_page_is_in_the_navigation():
     written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    notebooks = DOCS.glob("tutorials/*.ipynb")
+    written |= {path.with_suffix(".md").relative_to(DOCS).as_posix() for path in notebooks}
     assert len(PAGES) == len(set(PAGES))
     assert written <= set(PAGES), "add to 'nav' in mkdocs.yml"
     assert all((ROOT / page).exists() for page in set(PAGES) - written)
@@ -107,6 +111,33 @@ def text_of(page):
     article = page[page.index("<article") : page.rindex("</article>")]
     article = re.sub(r"<(code|pre)\b.*?</\1>", "", article, flags=re.DOTALL)
     return html.unescape(re.sub(r"<[^>]+>", "", article))
+
+
+@pytest.mark.requires("mkdocs")
+def test_notebooks_become_pages():
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "site" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    picture = base64.b64encode(b"a picture").decode()
+    outputs = [{"text": ["3\n", "4\n"]}, {"data": {"text/plain": "Figure", "image/png": [picture]}}]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title\n", "\n", "See [there](../there.md)."]},
+        {"cell_type": "code", "source": ["print(3)"], "outputs": outputs},
+        {"cell_type": "code", "source": ['"""\n', "```\n", '"""'], "outputs": []},
+        {"cell_type": "markdown", "source": "The end."},
+    ]
+    found = hooks.convert_notebook({"cells": cells}, "name")
+    assert found["name_1.png"] == b"a picture"
+    assert found["name.md"].split("\n\n") == [
+        "# Title",
+        '<a href="name.ipynb" download>Download this page as a notebook</a>',
+        "See [there](../there.md).",
+        "``` { .python }\nprint(3)\n```",
+        "``` { .text .output }\n3\n4\n```",
+        "![Figure drawn by the code above](name_1.png)",
+        '```` { .python }\n"""\n```\n"""\n````',
+        "The end.",
+    ]
 
 
 @pytest.mark.slow  # Builds the site.

@@ -1,0 +1,62 @@
+"""The data module for Lightning."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch_geometric.nn import GraphSAGE
+
+import gas
+
+# Lightning itself uses names that PyTorch has deprecated.
+pytestmark = [pytest.mark.requires("lightning"), pytest.mark.filterwarnings("ignore")]
+
+
+def test_training_and_validation_have_all_parts(tmp_path):
+    import lightning
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self, model):
+            super().__init__()
+            self.model, self.seen, self.validated = model, [], []
+
+        def training_step(self, batch, batch_idx):
+            self.seen.append(batch.offset.tolist())
+            own = batch.own
+            return F.cross_entropy(self.model(batch)[own.train_mask], own.y[own.train_mask])
+
+        def validation_step(self, batch, batch_idx):
+            self.validated.append(batch.offset.tolist())
+            assert self.model(batch, push=False).size(0) == batch.batch_size
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.model.parameters(), lr=0.01)
+
+    torch.manual_seed(0)
+    data, in_channels, out_channels = gas.get_data(tmp_path, "planted:500")
+    model = gas.to_scalable(GraphSAGE(in_channels, 16, 2, out_channels), data)
+    graph = gas.cluster(data, 8, model=model, method="random", log=False)
+    model.refresh(graph)
+    before = [p.detach().clone() for p in model.parameters()]
+    module, parts = Classifier(model), gas.lightning.PartitionData(graph, batch_size=2)
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    trainer.fit(module, parts)
+    starts = graph.parts[:-1].tolist()
+    for epoch in (module.seen[:4], module.seen[4:]):
+        assert sorted(start for batch in epoch for start in batch) == starts
+    assert module.seen[:4] != module.seen[4:]
+    assert module.validated == 2 * [[starts[i]] for i in (0, 2, 4, 6)]
+    assert not any(map(torch.equal, before, model.parameters()))
+
+
+def test_arguments_are_those_of_the_loader():
+    graph = gas.cluster(gas.get_data("unused", "planted:100")[0], 5, method="random", log=False)
+    parts = gas.lightning.PartitionData(graph, 2, shuffle=False, precompute=False)
+    assert [batch.offset.numel() for batch in parts.train_dataloader()] == [2, 2, 1]
+    assert not parts.train_dataloader().feature_sums.is_on
+    with pytest.raises(ValueError, match="'batch_size' is 0"):
+        gas.lightning.PartitionData(graph, 0)
