@@ -275,7 +275,7 @@ def test_interruption_keeps_the_epochs_that_ended(tmp_path, run_script, monkeypa
     assert 1 <= metrics["best_epoch"]["mean"] <= 3
     assert metrics["interrupted"] is True
     for file in FILES:
-        assert (tmp_path / "out" / file).stat().st_size > 1000
+        assert (tmp_path / "out" / file).stat().st_size > 500
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(FILES)
 
 

@@ -76,12 +76,17 @@ def run(args: Options, signals: Signals) -> None:
         print(f"warning: no {file}, which needs: pip install {package}", file=sys.stderr)
     experiment = HeteroExperiment(args) if args.hetero else prepare(args)
     remove_checkpoints(args)
-    args.write(args.out / SETTINGS)
+    kept = args.out / SETTINGS
+    is_refusable = args.resume and kept.exists()  # By a checkpoint of other options.
+    if (args.checkpoint_every is not None or args.resume) and not is_refusable:
+        args.write(kept)
 
     training = Training(args, experiment)
     runs = training.run()
     signals.wait = True
     failed = training.failed
+    if runs:
+        args.write(kept)
     if runs and isinstance(experiment, HeteroExperiment):
         experiment.write(runs, failed, bool(signals.received))
     elif runs and isinstance(experiment, Experiment):
@@ -194,7 +199,7 @@ class Training:
         if not self._runs and run.best is not None:
             self._runs, what = [run], f"reporting the epochs that ended, {len(run)}"
         elif not self._runs and not self._spare:
-            what = "no epoch has ended, and there are no results"
+            what = "no epoch has ended, and nothing is written"
         goes_on = ""
         if args.checkpoint_every or args.resume:
             goes_on = " To go on with the training, run the same with --resume."

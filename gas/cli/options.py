@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -22,10 +23,11 @@ from gas.cli import hetero
 from gas.cli.checkpoints import Checkpoints, parse_interval
 from gas.cli.choices import DENSE, MODELS, NORMALISED
 from gas.cli.experiment import Experiment
+from gas.cli.graphs import PARTS
 from gas.cli.parser import NAMES, Options, parse
 from gas.cli.settings import Settings
 from gas.datasets import dataset_key, find_feature_names
-from gas.graph import lock_folder, with_sparse_features
+from gas.graph import is_graph_folder, lock_folder, with_sparse_features
 from gas.history import TIERS
 from gas.native import bytes_of, check_integer, resident_bytes
 from gas.training import limit_freed_memory
@@ -243,6 +245,7 @@ def make_augmentation(args: Options) -> tuple[MakeAugmentation | None, dict]:
 
 def make_experiment(args: Options) -> Experiment:
     """Make the experiment that the command line describes."""
+    is_mapped = _is_mapped(args)
     args, micro_batches = _restore_plan(args)
     settings, model = make_settings(args), args.model or "gcn"
     libraries = None
@@ -257,8 +260,11 @@ def make_experiment(args: Options) -> Experiment:
         columns=args.column_names(),
         sparse_features=args.sparse_features is True,
         split="all",
+        in_place=is_mapped,
         log=True,
     )
+    if args.overwrite and is_graph_folder(args.out / PARTS):
+        shutil.rmtree(args.out / PARTS)
     _suggest_norm(args, settings, data)
     if args.feature_dtype or args.feature_store:
         data.x = gas.quantize(data.x, args.feature_dtype or "float32", args.feature_store)
@@ -282,6 +288,7 @@ def make_experiment(args: Options) -> Experiment:
         pack=None if args.full_batch or args.pack is None else [*args.pack, "auto"][0],
         augment=augment,
         keep_edges=False,
+        folder=args.out / PARTS,
         libraries=libraries,
         training={
             "scale_loss": args.scale_loss,
@@ -291,6 +298,14 @@ def make_experiment(args: Options) -> Experiment:
             "bank": args.bank,
         },
     )
+
+
+def _is_mapped(args: Options) -> bool:
+    """Return whether the features of a graph folder stay there: some options need memory."""
+    needs_memory = ("full_batch", "inductive", "augment", "memory", "feature_dtype",
+                    "feature_store", "sparse_features")  # fmt: skip
+    in_memory = any(getattr(args, name) for name in needs_memory)
+    return not in_memory and Path(args.dataset).exists() and is_graph_folder(args.dataset)
 
 
 def describe_graph(args: Options) -> dict[str, Any]:

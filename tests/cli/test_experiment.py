@@ -413,7 +413,7 @@ def test_of_runs_that_diverged_the_first_with_a_finished_epoch_is_kept():
 
 @pytest.mark.parametrize(
     ("finished", "told"),
-    [(None, "no epoch has ended, and there are no results"), ({}, "reporting the runs that ended")],
+    [(None, "no epoch has ended, and nothing is written"), ({}, "reporting the runs that ended")],
 )
 def test_an_interruption_keeps_a_run_that_diverged_with_a_finished_epoch(capsys, finished, told):
     def interrupt(seed, number, on_epoch, run, **_):
