@@ -14,7 +14,8 @@ import torch
 from conftest import ROOT, random_graph
 
 import gas
-from gas.cli import commands
+from gas.cli import command, commands
+from gas.cli import parser as options
 
 PAGES = ["README.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "benchmarks/README.md"]
 PAGES += sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md"))
@@ -270,8 +271,16 @@ def parse(monkeypatch):
         parse_args(parser, given)
         raise Parsed
 
+    def parsed_by_tyro(given, prog, _):
+        is_a_name = len(given) == 1 and given[0][2:].replace("-", "_") in options.NAMES
+        if not is_a_name and "--help" not in given:
+            options.parse(given, prog)
+        raise Parsed
+
     def run(script, args):
         monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+        monkeypatch.setattr(command, "parse_args", parsed_by_tyro)
+        monkeypatch.setattr(options, "_find_base", lambda first, _: first)  # Files aren't there.
         monkeypatch.syspath_prepend(ROOT / "benchmarks")
         monkeypatch.setattr(sys, "argv", [script, *args])
         if script == "gas":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import importlib
@@ -19,6 +18,8 @@ from gas.cli import results
 from gas.cli.experiment import Experiment
 from gas.cli.hetero import HeteroExperiment
 from gas.cli.options import (
+    UsageError,
+    describe_graph,
     explain_error,
     lock_output,
     make_checkpoints,
@@ -26,6 +27,7 @@ from gas.cli.options import (
     parse_args,
     remove_checkpoints,
 )
+from gas.cli.parser import SETTINGS, Options
 from gas.cli.report import metrics, open_events
 from gas.native import report_progress
 from gas.training import MetricLogger, Run
@@ -43,22 +45,27 @@ def main(
         arguments: The arguments. (default: those of the process)
         prog: The name of the program, for texts. (default: that of the process)
     """
-    args = parse_args(arguments, prog)
-    if not args.debug:  # One line each.
+    arguments = sys.argv[1:] if arguments is None else arguments
+    prog, signals = prog or Path(sys.argv[0]).name, Signals()
+    is_debugged = "--debug" in arguments
+    if not is_debugged:  # One line each.
         warnings.showwarning = lambda text, *_, **__: print(
-            f"warning: {explain_error(text, args)}", file=sys.stderr
+            f"warning: {explain_error(text)}", file=sys.stderr
         )
-    signals = Signals()
     try:
+        args = parse_args(arguments, prog, files)
         with signals.handle(), lock_output(args):
-            run(args, files, signals)
+            run(args, signals)
+    except UsageError as error:
+        print(f"{prog}: error: {error} (--help shows all options)", file=sys.stderr)
+        sys.exit(2)
     except Exception as error:
-        if args.debug:
+        if is_debugged:
             raise
-        sys.exit(f"{prog or Path(sys.argv[0]).name}: error: {explain_error(error, args)}")
+        sys.exit(f"{prog}: error: {explain_error(error)}")
 
 
-def run(args: argparse.Namespace, files: str | Path | None, signals: Signals) -> None:
+def run(args: Options, signals: Signals) -> None:
     """Train as the command line says, and write the results.
 
     Raises:
@@ -67,13 +74,19 @@ def run(args: argparse.Namespace, files: str | Path | None, signals: Signals) ->
     importlib.import_module("matplotlib")  # For the plot: fail before training if it is missing.
     for file, package in results.find_missing_packages().items():
         print(f"warning: no {file}, which needs: pip install {package}", file=sys.stderr)
-    experiment = HeteroExperiment(args) if args.hetero else prepare(args, files)
+    experiment = HeteroExperiment(args) if args.hetero else prepare(args)
     remove_checkpoints(args)
+    kept = args.out / SETTINGS
+    is_refusable = args.resume and kept.exists()  # By a checkpoint of other options.
+    if (args.checkpoint_every is not None or args.resume) and not is_refusable:
+        args.write(kept)
 
     training = Training(args, experiment)
     runs = training.run()
     signals.wait = True
     failed = training.failed
+    if runs:
+        args.write(kept)
     if runs and isinstance(experiment, HeteroExperiment):
         experiment.write(runs, failed, bool(signals.received))
     elif runs and isinstance(experiment, Experiment):
@@ -84,9 +97,9 @@ def run(args: argparse.Namespace, files: str | Path | None, signals: Signals) ->
         raise FloatingPointError(f"{name}{failed[0]['reason']}")
 
 
-def prepare(args: argparse.Namespace, files: str | Path | None) -> Experiment:
+def prepare(args: Options) -> Experiment:
     """Make the experiment, and check before training what could fail after it."""
-    experiment = make_experiment(args, files)
+    experiment = make_experiment(args)
     if experiment.plan is not None:
         print(f"{experiment.plan}\n")
     print(experiment.graph.shown)
@@ -109,7 +122,7 @@ class Training:
         experiment: What is run.
     """
 
-    def __init__(self, args: argparse.Namespace, experiment: Experiment | HeteroExperiment) -> None:
+    def __init__(self, args: Options, experiment: Experiment | HeteroExperiment) -> None:
         self.args, self.experiment = args, experiment
         self.failed: list[dict[str, Any]] = []
         self._runs: list[Run] = []
@@ -223,7 +236,7 @@ class Signals:
 
 
 def report(
-    args: argparse.Namespace,
+    args: Options,
     experiment: Experiment,
     runs: list[Run],
     failed: list[dict[str, Any]],
@@ -244,7 +257,7 @@ def report(
             "micro_batches": experiment.micro_batches,
         },
         "features": {"store": args.feature_store, "dtype": args.feature_dtype},
-        "graph": args.graph,
+        "graph": describe_graph(args),
         "plan": None if experiment.plan is None else experiment.plan.summary(),
         "augment": args.augment,
         "training": "full_batch" if args.full_batch else "histories",

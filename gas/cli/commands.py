@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from torch_geometric.utils import degree
 
@@ -15,12 +15,11 @@ import gas
 from gas.cli import command, html
 from gas.cli.choices import MODELS
 from gas.cli.doctor import examine, print_findings
+from gas.cli.parser import MISSING, MODEL_NAMES
 from gas.cli.runs import load_run
-from gas.cli.settings import Settings
+from gas.cli.settings import Choice, Settings
 from gas.datasets import import_graph
 from gas.io import replace_file
-
-ModelName = Literal["appnp", "gat", "gcn", "gcn2", "gin", "pna", "pna_jk", "sage"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command.main(arguments=given[1:], prog="gas train")
         return
     if importlib.util.find_spec("tyro") is None:
-        sys.exit("gas: error: the command needs the package tyro: pip install 'gas-gnn[cli]'")
+        sys.exit(f"gas: error: {MISSING}")
     import tyro
 
     name = given[0] if given else ""
@@ -112,7 +111,7 @@ def partition(
 def plan(
     graph: str,
     /,
-    model: ModelName = "gcn",
+    model: Choice[str, MODEL_NAMES] = "gcn",
     memory: str | None = None,
     num_layers: int | None = None,
     hidden_channels: int | None = None,

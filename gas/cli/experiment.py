@@ -76,6 +76,8 @@ class Experiment(Setup):
             of its memory. (default: no account)
         device: The device of the model. (default: ``"cpu"``)
         log: Print progress. (default: ``True``)
+        folder: Where a mapped graph of one part is written as mapped parts; see
+            :func:`gas.datasets.get_data`. (default: none)
         training: Further arguments of :func:`gas.training.train_epoch`.
         **histories: ``store``, ``dtype``, ``path`` and ``io`` of :class:`gas.ScalableGNN`.
 

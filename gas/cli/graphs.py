@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,18 +15,23 @@ from gas import (
     EvalSubgraphLoader,
     PartitionReport,
     SubgraphLoader,
+    cluster,
     metis,
+    open_graph,
     partition_report,
     permute,
 )
 from gas.cli.settings import Settings
-from gas.graph import remove_edges, select_rows
+from gas.graph import is_graph_folder, remove_edges, select_rows, with_edge_index
 from gas.history import is_encoded
 from gas.native import is_sparse
 from gas.training import FullBatch
 
 if TYPE_CHECKING:
     from gas.models import LayeredGNN
+
+
+PARTS = "graph"  # The graph folder of a run.
 
 
 class Graph(NamedTuple):
@@ -55,6 +61,7 @@ def prepare_graph(
     keep_raw: bool,
     device: torch.device | str,
     log: bool,
+    folder: Path | None = None,
 ) -> Graph:
     """Partition a graph, and prepare it for training and evaluation.
 
@@ -70,10 +77,13 @@ def prepare_graph(
         keep_raw: Keep the graph before its transform, and its edges.
         device: See :class:`gas.cli.Experiment`.
         log: See :class:`gas.cli.Experiment`.
+        folder: See :class:`gas.cli.Experiment`.
     """
     num_parts, batch_size = settings.num_parts or 1, settings.batch_size or 1
     perm = ptr = None
-    if not full_batch:
+    if "adj_t" in data:
+        data, perm, ptr = _open_parts(data, num_parts, partition, folder, log)
+    elif not full_batch:
         perm, ptr = metis(
             data.edge_index,
             num_parts,
@@ -84,7 +94,7 @@ def prepare_graph(
         data = permute(data, perm, log=log)
     raw = data
     if cls.transform is not None:  # It needs the whole graph.
-        data = cls.transform(data)
+        data = cls.transform(with_edge_index(data))
     loader = inference = parts = None
     if ptr is not None:
         if log:
@@ -101,7 +111,7 @@ def prepare_graph(
     whole = FullBatch(data, device, layout, cls.needs_weights, check=False) if full else None
     deg = None
     if "aggregators" in settings.architecture:
-        deg = degree(data.edge_index[1], data.num_nodes)
+        deg = count_neighbors(data)
     shown = repr(data)
     if keep_edges or keep_raw:
         raw_if_used = raw if keep_raw else None
@@ -114,6 +124,36 @@ def prepare_graph(
     else:
         data = remove_edges(data)
     return Graph(perm, None, data, loader, inference, whole, deg, shown, parts)
+
+
+def count_neighbors(data: Data) -> Tensor:
+    """Return the number of edges into each node, as real numbers."""
+    if "adj_t" in data:
+        return data.adj_t.crow_indices().diff().float()
+    return degree(data.edge_index[1], data.num_nodes)
+
+
+def _open_parts(
+    data: Data, num_parts: int, method: str, folder: Path | None, log: bool
+) -> tuple[Data, Tensor, Tensor]:
+    """Return a mapped graph of several parts, their original rows, and the first row of each.
+
+    A graph of one part is partitioned into a folder, or opened there if it was before.
+    """
+    if data.parts.numel() == 2 and num_parts > 1:
+        if folder is None:
+            raise ValueError(
+                "'data' is a mapped graph of one part, expected 'folder' to write its parts into"
+            )
+        if is_graph_folder(folder):
+            data = open_graph(folder, log=log)
+        else:
+            data = cluster(data, num_parts, method=method, out=folder, log=log)
+    found = copy.copy(data)
+    for key in ("parts", "perm", "batch_size"):
+        if key in found:
+            del found[key]
+    return found, data.perm, data.parts
 
 
 def training_subgraph(data: Data) -> Data:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 from collections.abc import Callable, Sequence
@@ -18,8 +17,8 @@ import gas
 from gas.cli import results
 from gas.cli.checkpoints import Checkpoints
 from gas.cli.choices import check_labels
+from gas.cli.parser import Options
 from gas.cli.report import metrics
-from gas.cli.settings import Settings
 from gas.datasets import num_outputs
 from gas.io import replace_file, write_json
 from gas.training import (
@@ -39,7 +38,7 @@ from gas.training import (
 OPTIONS = (
     "hetero", "dataset", "undirected", "columns", "model", "num_layers", "hidden_channels",
     "dropout", "num_parts", "batch_size", "epochs", "lr", "metric", "seed", "device", "partition",
-    "store", "dtype", "path", "io", "no_check", "out", "overwrite", "debug", "root",
+    "store", "dtype", "path", "io", "check", "out", "overwrite", "debug", "root", "config",
     "runs", "patience", "tensorboard",
 )  # fmt: skip
 
@@ -101,7 +100,7 @@ class HeteroExperiment:
         ValueError: If the data set isn't a path, or no single node type has labels.
     """
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: Options) -> None:
         path = Path(args.dataset)
         if not path.exists():
             raise ValueError(
@@ -111,17 +110,14 @@ class HeteroExperiment:
         data = gas.open_graph(
             path,
             undirected=args.undirected,
-            columns=args.columns,
+            columns=args.column_names(),
             hetero=True,
-            check=not args.no_check,
+            check=args.check,
         )
         self.args, self.data, self.kind = args, data, _find_target_type(data)
         check_labels(cast(Data, data[self.kind]))
-        self.settings = settings = Settings.default("sage").replace(
-            num_layers=args.num_layers, hidden_channels=args.hidden_channels, dropout=args.dropout,
-            num_parts=args.num_parts, batch_size=args.batch_size, lr=args.lr, epochs=args.epochs,
-            metric=args.metric,
-        ).for_size(sum(int(data[name].num_nodes or 0) for name in data.node_types))  # fmt: skip
+        sizes = (int(data[name].num_nodes or 0) for name in data.node_types)
+        self.settings = settings = args.settings().for_size(sum(sizes))
         shape = ("hidden_channels", "num_layers", "dropout")
         self.shape = {key: settings.architecture[key] for key in shape}
         self.metric = settings.metric or metric_of(data[self.kind].y)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import errno
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -23,21 +23,22 @@ from gas.cli import hetero
 from gas.cli.checkpoints import Checkpoints, parse_interval
 from gas.cli.choices import DENSE, MODELS, NORMALISED
 from gas.cli.experiment import Experiment
-from gas.cli.parser import make_parser
+from gas.cli.graphs import PARTS
+from gas.cli.parser import NAMES, Options, parse
 from gas.cli.settings import Settings
 from gas.datasets import dataset_key, find_feature_names
-from gas.graph import lock_folder, with_sparse_features
+from gas.graph import is_graph_folder, lock_folder, with_sparse_features
 from gas.history import TIERS
-from gas.native import bytes_of, resident_bytes
+from gas.native import bytes_of, check_integer, resident_bytes
 from gas.training import limit_freed_memory
 
 MakeAugmentation = Callable[[Data], gas.augment.Augmentation]
 
 # Options that need another option, with the values that it must have.
 NEEDS = {
-    **dict.fromkeys(("num_steps", "reference_size"), ("augment", "mh_aug")),
-    "drop": ("augment", "drop_edge"),
-    **dict.fromkeys(("kl", "entropy", "bank"), ("augment", None)),
+    **dict.fromkeys(("num_steps", "reference_size"), ("augment", ("mh_aug",))),
+    "drop": ("augment", ("drop_edge",)),
+    **dict.fromkeys(("kl", "entropy", "bank"), ("augment", ())),
     "path": ("store", ("disk", "auto")),
 }
 NOT_FULL_BATCH = (
@@ -53,65 +54,80 @@ OTHER_NAMES = {
     "every": "checkpoint_every",
     "batch_norm": "norm",
 }
-DEFAULTS = {"num_steps": 12, "drop": 0.3, "bank": "original", "partition": "metis",
-            "dtype": "float32", "io": "concurrent"}  # fmt: skip
+
+
+class UsageError(ValueError):
+    """Report a command line whose options don't go together."""
 
 
 def parse_args(
-    arguments: Sequence[str] | None = None, prog: str | None = None
-) -> argparse.Namespace:
-    """Parse the options of ``main``; refuse those without effect and an unusable output folder."""
-    parser = make_parser(prog)
-    args = parser.parse_args(arguments)
+    arguments: Sequence[str] | None = None,
+    prog: str | None = None,
+    files: str | Path | None = None,
+) -> Options:
+    """Parse the options of ``main``; refuse those without effect and an unusable output folder.
+
+    Raises:
+        UsageError: If options don't go together.
+        ValueError: If one can't be used.
+    """
+    args, base = parse(arguments, prog, files)
+    given = {name for name in NAMES if getattr(args, name) != getattr(base, name)}
     if args.hetero:
-        _check_hetero(parser, args)
-    for name in ("runs", "epochs", "num_layers", "hidden_channels", "num_parts", "batch_size"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            parser.error(f"argument {option_name(name)} is {value}, expected at least 1")
-    for name, (needed, value) in NEEDS.items():
-        given = getattr(args, needed)
-        wanted = (value,) if isinstance(value, str) else value
-        if getattr(args, name) is not None and (given is None or (wanted and given not in wanted)):
-            expected = f"{option_name(needed)} {wanted[0]}" if wanted else option_name(needed)
-            parser.error(f"argument {option_name(name)} does nothing without {expected}: add it")
+        _check_hetero(args, given)
+    for name in ("num_layers", "hidden_channels"):
+        if getattr(args, name) is not None:
+            check_integer(name, getattr(args, name), 1)
+    _check_needs(args)
     for name in NOT_FULL_BATCH if args.full_batch else ():
-        if getattr(args, name):
+        if name in given and getattr(args, name):
             print(f"warning: {option_name(name)} does nothing with --full-batch", file=sys.stderr)
-    for name, value in DEFAULTS.items():
-        is_open = name == "dtype" and args.memory is not None
-        if getattr(args, name) is None and not is_open:
-            setattr(args, name, value)
-    if args.pack is not None and args.store not in ("disk", "auto") and args.memory is None:
-        parser.error("argument --pack does nothing without --store disk: add it")
-    if args.pack not in (None, "auto", "0"):
-        try:
-            bytes_of("--pack", args.pack)
-        except ValueError as error:
-            parser.error(f"argument {error}")
-    pairs = [pair.partition("=") for pair in args.columns or ()]
-    if not all(name for _, _, name in pairs):
-        parser.error("argument --columns expects ROLE=NAME, such as source=payer")
-    args.columns = {role: name for role, _, name in pairs}
-    if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("argument --device is cuda, but PyTorch sees no CUDA device: use cpu")
+    if args.dtype is None and args.memory is None:
+        args = dataclasses.replace(args, dtype="float32")
+    if not all(args.column_names().values()):
+        raise UsageError("argument --columns expects ROLE=NAME, such as source=payer")
+    has_cuda = torch.cuda.is_available()
+    if args.device == "cuda" and not has_cuda:
+        raise UsageError("argument --device is cuda, but PyTorch sees no CUDA device: use cpu")
     if args.device == "auto":
-        args.device = "cuda" if torch.cuda.is_available() else "cpu"
+        args = dataclasses.replace(args, device="cuda" if has_cuda else "cpu")
     if args.out.exists() and not args.out.is_dir():
-        parser.error(f"argument --out is {args.out}, which is a file: name a folder")
+        raise UsageError(f"argument --out is {args.out}, which is a file: name a folder")
     if args.resume and args.overwrite:
-        parser.error("argument --resume goes on with what --overwrite would remove: leave one out")
+        raise UsageError(
+            "argument --resume goes on with what --overwrite would remove: leave one out"
+        )
     try:
         parse_interval(args.checkpoint_every or 1)
     except ValueError as error:
-        parser.error(f"argument --checkpoint-every: {error}")
+        raise UsageError(f"argument --checkpoint-every: {error}") from error
     refused = explain_refusal(args)
     if refused is not None:
-        parser.error(refused)
+        raise UsageError(refused)
     return args
 
 
-def explain_refusal(args: argparse.Namespace) -> str | None:
+def _check_needs(args: Options) -> None:
+    """Refuse options that have no effect without another one."""
+    unset = Options()
+    for name, (needed, wanted) in NEEDS.items():
+        found = getattr(args, needed)
+        is_met = found is not None and (not wanted or found in wanted)
+        if getattr(args, name) != getattr(unset, name) and not is_met:
+            expected = " ".join([option_name(needed), *wanted[:1]])
+            raise UsageError(
+                f"argument {option_name(name)} does nothing without {expected}: add it"
+            )
+    if args.pack is not None and args.store not in ("disk", "auto") and args.memory is None:
+        raise UsageError("argument --pack does nothing without --store disk: add it")
+    if args.pack not in (None, (), ("auto",), ("0",)):
+        try:
+            bytes_of("--pack", args.pack[0])
+        except ValueError as error:
+            raise UsageError(f"argument {error}") from error
+
+
+def explain_refusal(args: Options) -> str | None:
     """Return the error if ``--out`` holds a run that must not be overwritten, else ``None``."""
     there = [folder for folder in sorted(args.out.glob("checkpoints/run*")) if checkpoints(folder)]
     if there and not (args.resume or args.overwrite):
@@ -125,7 +141,7 @@ def explain_refusal(args: argparse.Namespace) -> str | None:
 
 
 @contextlib.contextmanager
-def lock_output(args: argparse.Namespace) -> Iterator[None]:
+def lock_output(args: Options) -> Iterator[None]:
     """Lock ``--out`` against other runs in this context.
 
     Raises:
@@ -138,22 +154,23 @@ def lock_output(args: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def _check_hetero(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def _check_hetero(args: Options, given: set[str]) -> None:
     """Refuse options that have no effect with ``--hetero``."""
-    for name, value in vars(args).items():
-        if name not in hetero.OPTIONS and value != parser.get_default(name):
-            parser.error(f"argument {option_name(name)} does nothing with --hetero: leave it out")
-    if args.model not in (None, "sage"):
-        parser.error(f"argument --model is {args.model}, but --hetero trains sage: leave it out")
+    if args.model != "sage":
+        raise UsageError(
+            f"argument --model is {args.model}, but --hetero trains sage: leave it out"
+        )
+    for name in sorted(given - set(hetero.OPTIONS)):
+        raise UsageError(f"argument {option_name(name)} does nothing with --hetero: leave it out")
 
 
-def remove_checkpoints(args: argparse.Namespace) -> None:
+def remove_checkpoints(args: Options) -> None:
     """Remove the checkpoints of runs that are overwritten."""
     for folder in args.out.glob("checkpoints/run*") if args.overwrite else ():
         prune(folder, 0)
 
 
-def make_checkpoints(args: argparse.Namespace, number: int) -> Checkpoints | None:
+def make_checkpoints(args: Options, number: int) -> Checkpoints | None:
     """Return the schedule of a run's checkpoints; ``None`` if it writes none."""
     folder = args.out / f"checkpoints/run{number}"
     if args.checkpoint_every is None and not args.resume:
@@ -161,23 +178,22 @@ def make_checkpoints(args: argparse.Namespace, number: int) -> Checkpoints | Non
     return Checkpoints(folder, args.checkpoint_every or 1, args.resume)
 
 
-def _restore_plan(args: argparse.Namespace) -> int:
+def _restore_plan(args: Options) -> tuple[Options, int]:
     """Restore from a checkpoint what ``--memory`` chose: planning again might choose otherwise.
 
     Returns:
-        The number of micro-batches per step.
+        The options, and the number of micro-batches per step.
     """
     folder = args.out / "checkpoints/run0"
     if not args.resume or args.memory is None or not checkpoints(folder):
-        return 1
+        return args, 1
     about = peek(folder, "about")["about"]
-    args.memory = None
     limit_freed_memory()  # Checkpoints don't tell whether the plan needs it.
-    args.num_parts, args.batch_size = (about["settings"][k] for k in ("num_parts", "batch_size"))
-    args.dtype = about["histories"]["dtype"]
-    if about["histories"]["store"] in TIERS:
-        args.store = about["histories"]["store"]
-    return about["micro_batches"]
+    chosen = {key: about["settings"][key] for key in ("num_parts", "batch_size")}
+    chosen["dtype"], store = about["histories"]["dtype"], about["histories"]["store"]
+    if store in TIERS:
+        chosen["store"] = store
+    return dataclasses.replace(args, memory=None, **chosen), about["micro_batches"]
 
 
 def option_name(name: str) -> str:
@@ -185,34 +201,21 @@ def option_name(name: str) -> str:
     return "--" + OTHER_NAMES.get(name, name).replace("_", "-")
 
 
-def make_settings(args: argparse.Namespace, files: str | Path | None) -> Settings:
-    """Make the settings of a configuration in a folder, changed by the command line."""
-    base = None
-    if args.config is not None:
-        base, about = Settings.load(args.config)
-        model = about.get("model", args.model)
-        if args.model not in (None, model):
-            raise ValueError(f"'--model' is {args.model}, but {args.config} is for {model}")
-        args.model = model
-    args.model = args.model or "gcn"
-    pattern = f"*/{dataset_key(args.dataset)}_{args.model}.yaml"
-    found = [] if files is None else list(Path(files).glob(pattern))
-    if base is None:
-        base = Settings.load(found[0])[0] if found else Settings.default(args.model)
-    names = [*(f.name for f in dataclasses.fields(Settings)), *("num_layers", "hidden_channels")]
-    given = {name: getattr(args, name, None) for name in [*names, "dropout"]}
-    if args.norm is not None:
-        if args.norm != "none" and args.model not in NORMALISED:
-            raise ValueError(
-                f"'norm' is {args.norm}, which {args.model} doesn't have: leave it out, or choose "
-                f"a model of {', '.join(NORMALISED)}"
-            )
-        if args.model in NORMALISED:
-            given["batch_norm"] = args.norm == "batch"
-    return base.replace(**given)
+def make_settings(args: Options) -> Settings:
+    """Return the settings.
+
+    Raises:
+        ValueError: If the model doesn't have the norm.
+    """
+    if args.norm == "batch" and args.model not in NORMALISED:
+        raise ValueError(
+            f"'norm' is {args.norm}, which {args.model} doesn't have: leave it out, or choose "
+            f"a model of {', '.join(NORMALISED)}"
+        )
+    return args.settings()
 
 
-def _suggest_norm(args: argparse.Namespace, settings: Settings, data: Data) -> None:
+def _suggest_norm(args: Options, settings: Settings, data: Data) -> None:
     """Recommend batch norm for dense graphs, unless a norm was chosen."""
     degree = data.num_edges / max(data.num_nodes, 1)
     chosen = args.norm is not None or "batch_norm" in settings.architecture
@@ -224,7 +227,7 @@ def _suggest_norm(args: argparse.Namespace, settings: Settings, data: Data) -> N
         )
 
 
-def make_augmentation(args: argparse.Namespace) -> tuple[MakeAugmentation | None, dict]:
+def make_augmentation(args: Options) -> tuple[MakeAugmentation | None, dict]:
     """Make the factory of the augmentation, and the weights of its loss."""
     known = gas.augment.PUBLISHED
     published = known.get(dataset_key(args.dataset), known["cora"])
@@ -240,10 +243,11 @@ def make_augmentation(args: argparse.Namespace) -> tuple[MakeAugmentation | None
     return None, weights
 
 
-def make_experiment(args: argparse.Namespace, files: str | Path | None) -> Experiment:
+def make_experiment(args: Options) -> Experiment:
     """Make the experiment that the command line describes."""
-    micro_batches = _restore_plan(args)
-    settings = make_settings(args, files)
+    is_mapped = _is_mapped(args)
+    args, micro_batches = _restore_plan(args)
+    settings, model = make_settings(args), args.model or "gcn"
     libraries = None
     if args.memory_report:
         libraries = resident_bytes()
@@ -251,42 +255,41 @@ def make_experiment(args: argparse.Namespace, files: str | Path | None) -> Exper
     data, _, out_channels = gas.get_data(
         args.root,
         args.dataset,
-        check=not args.no_check,
+        check=args.check,
         undirected=args.undirected,
-        columns=args.columns,
+        columns=args.column_names(),
         sparse_features=args.sparse_features is True,
         split="all",
+        in_place=is_mapped,
         log=True,
     )
-    args.graph = _describe_graph(args)
+    if args.overwrite and is_graph_folder(args.out / PARTS):
+        shutil.rmtree(args.out / PARTS)
     _suggest_norm(args, settings, data)
     if args.feature_dtype or args.feature_store:
         data.x = gas.quantize(data.x, args.feature_dtype or "float32", args.feature_store)
     elif args.sparse_features is None:
-        data = with_sparse_features(data, "auto", MODELS[args.model].gains_by_sparse, log=True)
+        data = with_sparse_features(data, "auto", MODELS[model].gains_by_sparse, log=True)
     augment, weights = make_augmentation(args)
-    experiment = Experiment(
+    same = (
+        "full_batch", "refresh", "layout", "partition", "prefetch", "patience", "check", "device",
+        "store", "dtype", "path", "io",
+    )  # fmt: skip
+    return Experiment(
         data,
         out_channels,
-        args.model,
+        model,
         settings,
-        full_batch=args.full_batch,
-        inductive=args.inductive,
+        **{name: getattr(args, name) for name in same},
         evaluation=args.eval,
-        refresh=args.refresh,
-        layout=args.layout,
-        partition=args.partition,
-        prefetch=args.prefetch,
         memory_budget=None if args.memory_budget is None else int(args.memory_budget * 2**20),
         memory=None if args.full_batch else args.memory,
         micro_batches=micro_batches,
-        pack=None if args.full_batch else args.pack,
+        pack=None if args.full_batch or args.pack is None else [*args.pack, "auto"][0],
         augment=augment,
-        patience=args.patience,
         keep_edges=False,
-        check=not args.no_check,
+        folder=args.out / PARTS,
         libraries=libraries,
-        device=args.device,
         training={
             "scale_loss": args.scale_loss,
             "refresh_unlabelled": not args.skip_unlabelled,
@@ -294,34 +297,37 @@ def make_experiment(args: argparse.Namespace, files: str | Path | None) -> Exper
             "view_loss": partial(gas.augment.mh_aug_loss, **weights),
             "bank": args.bank,
         },
-        store=args.store,
-        dtype=args.dtype,
-        path=args.path,
-        io=args.io,
     )
-    return experiment
 
 
-def _describe_graph(args: argparse.Namespace) -> dict[str, Any]:
+def _is_mapped(args: Options) -> bool:
+    """Return whether the features of a graph folder stay there: some options need memory."""
+    needs_memory = ("full_batch", "inductive", "augment", "memory", "feature_dtype",
+                    "feature_store", "sparse_features")  # fmt: skip
+    in_memory = any(getattr(args, name) for name in needs_memory)
+    return not in_memory and Path(args.dataset).exists() and is_graph_folder(args.dataset)
+
+
+def describe_graph(args: Options) -> dict[str, Any]:
     """Describe how the graph was opened, so that a later command opens one likewise."""
     path = Path(args.dataset)
     return {
         "path": str(path.resolve()) if path.exists() else None,
         "root": str(Path(args.root).resolve()),
-        "check": not args.no_check,
+        "check": args.check,
         "undirected": args.undirected,
-        "columns": args.columns,
+        "columns": args.column_names(),
         "sparse_features": args.sparse_features is True,
-        "feature_names": find_feature_names(path, args.columns) if path.exists() else None,
+        "feature_names": find_feature_names(path, args.column_names()) if path.exists() else None,
     }
 
 
-def explain_error(error: BaseException | str, args: argparse.Namespace) -> str:
+def explain_error(error: BaseException | str) -> str:
     """Return the text of an error or a warning, with command line options for arguments."""
 
     def rename(found: re.Match[str]) -> str:
         name, value = found["given"] or found["name"], found["value"]
-        if OTHER_NAMES.get(name, name) not in vars(args):
+        if OTHER_NAMES.get(name, name) not in NAMES:
             return found[0]
         return option_name(name) if value in (None, "True") else f"{option_name(name)} {value}"
 

@@ -1,243 +1,290 @@
-"""The parser of the command line."""
+"""Options of ``gas train``: the command line by tyro, and YAML files."""
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
-from gas.cli.choices import DENSE, EVALUATIONS, MODELS, REFRESHES
-from gas.cli.settings import ARCHITECTURES, Settings
-from gas.datasets import dataset_names
+from gas.cli.choices import EVALUATIONS, MODELS, REFRESHES
+from gas.cli.settings import ARCHITECTURES, Choice, Settings, read_yaml
+from gas.datasets import dataset_key, dataset_names
 from gas.graph import LAYOUTS, METHODS
-from gas.history import CODEC_NAMES as CODECS
-from gas.history import IO_MODES, TIERS
+from gas.history import CODEC_NAMES, IO_MODES, TIERS
+from gas.io import replace_file
 from gas.scalable import BANKS
-from gas.training import METRICS
 
-NORMS = ("none", "batch")
-FEATURE_CODECS = tuple(name for name in CODECS if name != "float64")
-
-
-class OptionParser(argparse.ArgumentParser):
-    """Parser whose errors are one line, without the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with one line."""
-        self.exit(2, f"{self.prog}: error: {message} (--help shows all options)\n")
+SETTINGS = "settings.yaml"
+AUGMENTATIONS, DEVICES, NORMS = ("mh_aug", "drop_edge"), ("auto", "cpu", "cuda"), ("none", "batch")
+FEATURE_CODECS, FEATURE_STORES, MODEL_NAMES = CODEC_NAMES[1:], ("host", "disk"), tuple(MODELS)
+MISSING = "the command needs the package tyro: pip install 'gas-gnn[cli]'"
 
 
-def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
-    """Make the parser of all options of ``gas train``."""
-    parser = OptionParser(
-        prog,
-        description="Trains a graph neural network with historical embeddings.",
-        epilog=f"data sets: {', '.join(dataset_names())}; planted:NUM_NODES; a folder of tables "
-        "(nodes.csv, edges.csv, ...; see gas.open_graph); a .pt or .npz file",
-    )
-    _add_graph(parser)
-    _add_settings(parser)
-    _add_training(parser)
-    _add_checkpoints(parser)
-    _add_batches(parser)
-    _add_augmentation(parser)
-    _add_output(parser)
-    return parser
+@dataclass(frozen=True)
+class GraphOptions:
+    """Choose the graph."""
+
+    dataset: str = "planted:20000"
+    """A data set by name, planted:NUM_NODES, a folder of tables, a graph folder, or a .pt or .npz
+    file."""
+    undirected: bool = False
+    """Add the reverse of edges that lack it; augmentation drops both directions together."""
+    sparse_features: bool | None = None
+    """Keep features sparse. (None: if fewer than one in thirty isn't zero, and the model gains)"""
+    feature_dtype: Choice[str, FEATURE_CODECS] | None = None
+    """The type of stored features. (None: as they are)"""
+    feature_store: Choice[str, FEATURE_STORES] | None = None
+    """The place of features; disk maps a temporary file. (None: as they are)"""
+    columns: tuple[str, ...] = ()  # Names of columns of tables, ROLE=NAME, such as source=payer.
+    hetero: bool = False  # Train a SAGE layer for each relation of tables with types.
+    root: Path = Path("data")  # The folder of PyG's data sets.
+    check: bool = True  # Refuse NaN and infinite features.
 
 
-def _add_graph(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dataset", default="planted:20000", help="name or path (%(default)s)")
-    parser.add_argument(
-        "--undirected",
-        action="store_true",
-        help="add the reverse of edges that lack it; augmentation drops both directions together",
-    )
-    parser.add_argument(
-        "--sparse-features",
-        action=argparse.BooleanOptionalAction,
-        help="keep features sparse (if fewer than one in thirty is not zero, and the model gains)",
-    )
-    parser.add_argument(
-        "--feature-dtype", choices=FEATURE_CODECS, help="how features are stored (as they are)"
-    )
-    parser.add_argument(
-        "--feature-store", choices=("host", "disk"), help="where: disk maps a temporary file (host)"
-    )
-    parser.add_argument(
-        "--columns",
-        nargs="+",
-        metavar="ROLE=NAME",
-        help="of tables, such as source=payer (those known by their names)",
-    )
-    parser.add_argument(
-        "--hetero",
-        action="store_true",
-        help="of tables with types: a SAGE layer for each relation (--model sage)",
-    )
-    parser.add_argument("--root", default="data", help="folder of PyG's data sets (%(default)s)")
-    parser.add_argument(
-        "--model", choices=sorted(MODELS), help="which one (that of --config, or gcn)"
-    )
-    parser.add_argument(
-        "--config",
-        type=Path,
-        help="a YAML file of settings, as in benchmarks/ (the one there for --dataset and --model)",
-    )
+@dataclass(frozen=True)
+class ModelOptions:
+    """Choose the model, and where settings come from."""
+
+    model: Choice[str, MODEL_NAMES] | None = None  # The model.
+    config: Path | None = None
+    """A YAML file of settings, such as settings.yaml of a run, for all options that aren't given.
+    (None: that of benchmarks/ for the data set and the model, in a checkout)"""
+    num_layers: int | None = None  # The number of layers.
+    hidden_channels: int | None = None  # The width of hidden layers.
+    dropout: float | None = None  # The probability of dropping an element of an embedding.
+    norm: Choice[str, NORMS] | None = None
+    """The norm of hidden layers, but for gat and appnp; batch usually gains accuracy in graphs of
+    30 edges per node and more. (None: none)"""
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("settings, instead of those of the configuration")
-    group.add_argument("--num-layers", type=int, help=_describe_defaults("num_layers"))
-    group.add_argument("--hidden-channels", type=int, help=_describe_defaults("hidden_channels"))
-    group.add_argument("--dropout", type=float, help=_describe_defaults("dropout"))
-    group.add_argument(
-        "--norm",
-        choices=NORMS,
-        help="of hidden layers, but for gat and appnp; batch usually gains accuracy in graphs of "
-        f"{DENSE} edges per node and more (none)",
-    )
-    group.add_argument("--num-parts", type=int, help="of the graph (one for every 300 nodes)")
-    group.add_argument(
-        "--batch-size", type=int, help="parts per mini-batch (an eighth of all parts)"
-    )
-    group.add_argument("--epochs", type=int, help=f"({Settings.epochs})")
-    group.add_argument("--lr", type=float, help=f"({Settings.lr})")
-    group.add_argument(
-        "--grad-norm", type=float, help="bound of gradient clipping (1; with a configuration, its)"
-    )
-    group.add_argument(
-        "--correct-drift",
-        action=argparse.BooleanOptionalAction,
-        help="correct stale rows of the histories (yes; with a configuration, what it says)",
-    )
-    group.add_argument(
-        "--average-weights",
-        action=argparse.BooleanOptionalAction,
-        help="evaluate and keep the average of the last epoch's weights "
-        "(yes; with a configuration, what it says)",
-    )
-    group.add_argument("--edge-dropout", type=float, help=f"({Settings.edge_dropout})")
-    group.add_argument("--metric", choices=METRICS, help="(the usual one for the targets)")
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Choose how to train."""
+
+    seed: int = 0  # The seed of the first run.
+    device: Choice[str, DEVICES] = "auto"  # The device; auto is cuda where there is one.
+    full_batch: bool = False  # Train without mini-batches.
+    patience: int | None = None
+    """Stop after so many epochs without a better validation. (None: never)"""
+    scale_loss: bool = False  # Weigh batches by their labels.
+    skip_unlabelled: bool = False
+    """Leave out batches without labels, which then don't refresh histories."""
+    memory_budget: float | None = None  # MiB of a micro-batch's tensors. (None: no limit)
+    memory: str | None = None
+    """What the process may take, such as 6GB: chooses parts, batches and histories, as far as they
+    aren't given. (None: no limit)"""
+    autocast: bool = False  # Compute in bfloat16.
+    checkpoint_every: str | None = None
+    """Write checkpoints into the folder checkpoints of --out: every so many epochs, or after a time
+    such as 10min, in the middle of an epoch if need be; and when SIGTERM or Ctrl-C comes. (None:
+    none, or every epoch with --resume)"""
+    resume: bool = False
+    """Go on from the newest checkpoints in --out, if there are any, with its settings.yaml."""
 
 
-def _describe_defaults(key: str) -> str:
-    """Describe the default of a setting, and that of models that have another."""
-    by_model = {name: settings[key] for name, settings in ARCHITECTURES.items()}
-    usual = by_model["gcn"]
-    others = [f"{name} {value}" for name, value in by_model.items() if value != usual]
-    return f"({'; '.join([str(usual), *others])})"
+@dataclass(frozen=True)
+class HistoryOptions:
+    """Choose mini-batches and histories."""
+
+    partition: Choice[str, METHODS] = "metis"  # The method of partitioning.
+    layout: Choice[str, LAYOUTS] | None = None
+    """The layout of adjacencies. (None: fused, or csr where gas has no kernels)"""
+    store: Choice[str, TIERS] | None = None
+    """The place of histories. (None: host; pinned or device with CUDA)"""
+    dtype: Choice[str, CODEC_NAMES] | None = None
+    """The type of stored histories. (None: float32, or what --memory chooses)"""
+    path: Path | None = None  # The folder of --store disk. (None: a temporary one)
+    pack: tuple[str, ...] | None = None
+    """Arrange what --store disk holds by what batches read, with so much of it in memory, such as
+    2GB. Without a value: what --memory leaves, or none. (None: no packing)"""
+    io: Choice[str, IO_MODES] = "concurrent"  # How rows move.
+    prefetch: bool = False  # Start pulls a batch ahead.
+    eval: Choice[str, EVALUATIONS] | None = None
+    """How the graph is evaluated. (None: full up to 20,000 nodes, and with --full-batch)"""
+    verify: bool = False  # First compare mini-batches with the uncut graph.
+    refresh: Choice[str, REFRESHES] | None = None
+    """How all histories are computed after each epoch. (None: as --eval)"""
 
 
-def _add_training(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("training")
-    group.add_argument("--seed", type=int, default=0, help="of the first run (%(default)s)")
-    group.add_argument("--runs", type=int, default=1, help="from so many seeds (%(default)s)")
-    group.add_argument(
-        "--device",
-        default="auto",
-        choices=("auto", "cpu", "cuda"),
-        help="(%(default)s: cuda where there is one)",
-    )
-    group.add_argument("--full-batch", action="store_true", help="train without mini-batches")
-    group.add_argument(
-        "--inductive",
-        action="store_true",
-        default=None,
-        help="train on the graph of the training nodes alone",
-    )
-    group.add_argument(
-        "--patience", type=int, help="stop after so many epochs without a better validation (never)"
-    )
-    group.add_argument("--scale-loss", action="store_true", help="weigh batches by their labels")
-    group.add_argument(
-        "--skip-unlabelled", action="store_true", help="batches without labels don't refresh"
-    )
-    group.add_argument(
-        "--memory-budget", type=float, help="MiB of a micro-batch's tensors (no limit)"
-    )
-    group.add_argument(
-        "--memory",
-        metavar="SIZE",
-        help="what the process may take, such as 6GB: chooses parts, batches and histories, as far "
-        "as they aren't given (no limit)",
-    )
-    group.add_argument("--autocast", action="store_true", help="compute in bfloat16")
+@dataclass(frozen=True)
+class AugmentationOptions:
+    """Choose views of the graph."""
+
+    augment: Choice[str, AUGMENTATIONS] | None = None  # The method. (None: no augmentation)
+    num_steps: int = 12  # mh_aug: transitions per epoch.
+    reference_size: int | None = None  # mh_aug: temper to so many nodes. (None: no tempering)
+    drop: float = 0.3  # drop_edge: the probability.
+    kl: float | None = None
+    """The weight of the divergence between both views. (None: mh_aug: as published; 0)"""
+    entropy: float | None = None
+    """The weight of the entropy of predictions. (None: mh_aug: as published; 0)"""
+    bank: Choice[str, BANKS] = "original"  # The histories of views.
 
 
-def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("checkpoints, in the folder checkpoints of --out")
-    group.add_argument(
-        "--checkpoint-every",
-        metavar="N",
-        help="epochs, or a time such as 10min, in the middle of an epoch if need be; and one when "
-        "SIGTERM or Ctrl-C comes (none; 1 with --resume)",
-    )
-    group.add_argument(
-        "--resume", action="store_true", help="go on from the newest ones, if there are any"
-    )
+@dataclass(frozen=True)
+class OutputOptions:
+    """Choose what is written."""
+
+    out: Path = Path("runs")  # The folder of the run.
+    overwrite: bool = False  # Overwrite the run that --out holds.
+    tensorboard: bool = False  # Write events into --out.
+    memory_report: bool = False  # Print the memory by component.
+    debug: bool = False  # Show where an error comes from.
 
 
-def _add_batches(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("mini-batches and histories")
-    group.add_argument("--partition", choices=METHODS, help="(metis)")
-    group.add_argument("--layout", choices=LAYOUTS, help="(fused, or csr where gas has no kernels)")
-    group.add_argument(
-        "--store",
-        default=None,
-        choices=TIERS,
-        help="of histories (host; pinned or device with CUDA)",
-    )
-    group.add_argument("--dtype", choices=CODECS, help="of stored histories (float32)")
-    group.add_argument("--path", type=Path, help="folder of --store disk (a temporary one)")
-    group.add_argument(
-        "--pack",
-        nargs="?",
-        const="auto",
-        metavar="SIZE",
-        help="arrange what --store disk holds by what batches read, with so much of it in memory, "
-        "such as 2GB (what --memory leaves, or none)",
-    )
-    group.add_argument("--io", choices=IO_MODES, help="how rows move (concurrent)")
-    group.add_argument("--prefetch", action="store_true", help="start pulls a batch ahead")
-    group.add_argument(
-        "--eval",
-        choices=EVALUATIONS,
-        help="(full batch up to 20,000 nodes, and with --full-batch)",
-    )
-    group.add_argument(
-        "--verify", action="store_true", help="first compare mini-batches with the uncut graph"
-    )
-    group.add_argument(
-        "--refresh", choices=REFRESHES, help="all histories after each epoch (as --eval)"
-    )
+GROUPS = {
+    "graph": GraphOptions,
+    "model": ModelOptions,
+    "settings": Settings,
+    "training": TrainingOptions,
+    "history": HistoryOptions,
+    "augmentation": AugmentationOptions,
+    "output": OutputOptions,
+}
+OF_A_CALL = ("config", "out", "overwrite", "resume", "debug")  # Not written into files.
+SHAPE = ("num_layers", "hidden_channels", "dropout")
 
 
-def _add_augmentation(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("augmentation, by views of the graph (see docs)")
-    group.add_argument("--augment", choices=("mh_aug", "drop_edge"), help="how (not at all)")
-    group.add_argument("--num-steps", type=int, help="mh_aug: transitions per epoch (12)")
-    group.add_argument("--reference-size", type=int, help="mh_aug: temper to so many nodes (none)")
-    group.add_argument("--drop", type=float, help="drop_edge: the probability (0.3)")
-    group.add_argument(
-        "--kl",
-        type=float,
-        help="weight of the divergence between both views (mh_aug: as published; 0)",
-    )
-    group.add_argument(
-        "--entropy",
-        type=float,
-        help="weight of the entropy of predictions (mh_aug: as published; 0)",
-    )
-    group.add_argument("--bank", choices=BANKS, help="of the views (original)")
+@dataclass(frozen=True)
+class Options(
+    GraphOptions, ModelOptions, Settings, TrainingOptions, HistoryOptions, AugmentationOptions,
+    OutputOptions,
+):  # fmt: skip
+    """Hold all options of ``gas train``."""
+
+    def settings(self) -> Settings:
+        """Return the settings, with the arguments of the model that have options of their own."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(Settings)}
+        norm = None if self.norm is None else self.norm == "batch"
+        shape = {name: getattr(self, name) for name in SHAPE}
+        return Settings(**own).replace(**shape, batch_norm=norm)
+
+    def column_names(self) -> dict[str, str]:
+        """Return the names of columns by their roles."""
+        return {role: name for role, _, name in (each.partition("=") for each in self.columns)}
+
+    def write(self, path: Path) -> None:
+        """Write a YAML file that ``--config`` reads."""
+        import yaml
+
+        left_out = {*OF_A_CALL, *SHAPE, "norm"}
+        names = [f.name for cls in GROUPS.values() for f in dataclasses.fields(cls)]
+        found = {name: _to_yaml(getattr(self, name)) for name in names if name not in left_out}
+        found["architecture"] = dict(self.settings().architecture)
+        for name in ("dataset", "root", "path"):  # For calls in another folder.
+            if found[name] is not None and Path(found[name]).exists():
+                found[name] = str(Path(found[name]).resolve())
+        with replace_file(path) as file:
+            file.write_text(yaml.safe_dump(found, sort_keys=False))
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("input and output")
-    group.add_argument("--no-check", action="store_true", help="accept NaN and infinite features")
-    group.add_argument("--tensorboard", action="store_true", help="write events into --out")
-    group.add_argument(
-        "--memory-report", action="store_true", help="print who holds what of the memory"
+NAMES = {f.name for f in dataclasses.fields(Options)}
+
+
+def parse(
+    arguments: Sequence[str] | None, prog: str | None, files: str | Path | None = None
+) -> tuple[Options, Options]:
+    """Parse a command line; what it doesn't give is as in a file, or for the model.
+
+    Args:
+        arguments: The arguments; those of the process if ``None``.
+        prog: The name of the program; that of the process if ``None``.
+        files: The folder of configurations.
+
+    Returns:
+        The options, and those without the command line.
+
+    Raises:
+        ImportError: If tyro is missing.
+        ValueError: If a file, or a setting, can't be used.
+    """
+    if importlib.util.find_spec("tyro") is None:
+        raise ImportError(MISSING)
+    first = _call_tyro(Options(), arguments, prog, return_unknown_args=True, add_help=False)
+    base = _find_base(first, files)
+    return _call_tyro(base, arguments, prog), base
+
+
+def _call_tyro(
+    base: Options, arguments: Sequence[str] | None, prog: str | None, **options: Any
+) -> Options:
+    """Parse a command line, with some options by default."""
+    import tyro
+
+    groups = []
+    for name, cls in GROUPS.items():
+        values = {f.name: getattr(base, f.name) for f in dataclasses.fields(cls)}
+        if cls is Settings:
+            values["architecture"] = {}  # Its entries would be options.
+        # Values are checked below, where errors are ours.
+        body = {"__doc__": cls.__doc__, "__post_init__": lambda self: None}
+        group = type(cls.__name__, (cls,), body)
+        groups.append((name, group, dataclasses.field(default=group(**values))))
+    found = tyro.cli(
+        dataclasses.make_dataclass("Train", groups),
+        args=arguments,
+        prog=prog,
+        description="Train a graph neural network with historical embeddings.\n\n"
+        f"Data sets: {', '.join(dataset_names())}.",
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone, tyro.conf.SuppressFixed),
+        **options,
     )
-    group.add_argument("--out", type=Path, default=Path("runs"), help="folder (%(default)s)")
-    group.add_argument("--overwrite", action="store_true", help="the run that --out holds")
-    group.add_argument("--debug", action="store_true", help="show where an error comes from")
+    parsed = found[0] if isinstance(found, tuple) else found
+    values = {k: v for group in vars(parsed).values() for k, v in vars(group).items()}
+    return Options(**{**values, "architecture": base.architecture})
+
+
+def _find_base(first: Options, files: str | Path | None) -> Options:
+    """Return the options that a command line changes."""
+    model, kept = first.model or ("sage" if first.hetero else "gcn"), first.out / SETTINGS
+    pattern = f"*/{dataset_key(first.dataset)}_{model}.yaml"
+    known = [] if files is None or first.hetero else sorted(Path(files).glob(pattern))
+    if first.config is not None:
+        base = read_options(first.config)
+    elif first.resume and kept.exists():
+        base = read_options(kept)
+    elif known:  # Its dataset has another spelling, and its runs are of a benchmark.
+        base = dataclasses.replace(read_options(known[0]), dataset=first.dataset, runs=1)
+    else:
+        base = Options(**vars(Settings.default(model)))
+    if first.model is not None and base.model not in (None, first.model):
+        path = first.config or kept
+        raise ValueError(f"'--model' is {first.model}, but {path} is for {base.model}")
+    model = base.model or model
+    shape = base.architecture or ARCHITECTURES[model]
+    own: dict[str, Any] = {name: shape.get(name) for name in SHAPE if getattr(base, name) is None}
+    if "batch_norm" in shape and base.norm is None:
+        own["norm"] = "batch" if shape["batch_norm"] else "none"
+    return dataclasses.replace(base, model=model, architecture=shape, **own)
+
+
+def read_options(path: Path) -> Options:
+    """Read options from a YAML file, as if they were on a command line.
+
+    Raises:
+        ValueError: If an option is unknown, or can't be used, naming the file.
+    """
+    values = read_yaml(path, (NAMES | {"published"}) - {"config"})
+    architecture, _ = values.pop("architecture", None), values.pop("published", None)
+    if not isinstance(architecture or {}, dict):
+        raise ValueError(f"{path}: 'architecture' is {architecture!r}, expected names and values")
+    tokens: list[str] = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            tokens.append(f"--{'' if value else 'no-'}{name}")
+        elif value is not None:
+            tokens += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+    try:
+        found = _call_tyro(Options(), tokens, f"gas train --config {path}")
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return dataclasses.replace(found, architecture=architecture or {})
+
+
+def _to_yaml(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

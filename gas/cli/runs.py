@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.utils import degree
 
 import gas
 from gas.cli.choices import MODELS
+from gas.cli.graphs import PARTS, count_neighbors
 from gas.cli.results import MODEL
 from gas.cli.settings import Settings
 from gas.datasets import find_feature_names, undo_clustering
-from gas.graph import is_graph_folder, with_csr_features
+from gas.graph import is_graph_folder, with_csr_features, with_edge_index
 from gas.io import read_json
 from gas.training import known_target_mask
 
@@ -110,6 +110,18 @@ class SavedRun:
             data.x = gas.quantize(data.x, features["dtype"] or "float32", features["store"])
         return with_csr_features(data)
 
+    def _open_parts(self) -> Data | None:
+        """Open the parts that the run mapped from a folder; ``None`` if its graph was in memory."""
+        features, own = self.metrics["features"], self._graph["path"]
+        if features["dtype"] or features["store"] or own is None or not is_graph_folder(own):
+            return None
+        for folder in (self.folder / PARTS, Path(own)):
+            if is_graph_folder(folder):
+                data = gas.get_data("", str(folder), check=False, split="all", in_place=True)[0]
+                if data.parts.numel() > 2:
+                    return data
+        return None
+
     def _adopt_targets(self, data: Data) -> None:
         """Give another graph targets of the kind of the training, and the training's classes.
 
@@ -177,7 +189,7 @@ class SavedRun:
             )
         architecture = dict(self.settings.architecture)
         if "aggregators" in architecture:
-            architecture["deg"] = degree(data.edge_index[1], data.num_nodes)
+            architecture["deg"] = count_neighbors(data)
         cls = MODELS[self.metrics["model"]]
         model = cls(int(data.num_nodes or 0), **widths, **architecture)
         model.load_state_dict(state)
@@ -201,9 +213,13 @@ class SavedRun:
         Raises:
             ValueError: If the graph doesn't fit the model, or has no node of an id.
         """
-        data = self.open_graph(path)
+        mapped = self._open_parts() if path is None else None
+        data = self.open_graph(path) if mapped is None else mapped
         with contextlib.closing(self.make_model(data)) as model:
-            graph = gas.cluster(data, self._num_parts(data), model=model, log=False)
+            if mapped is None:
+                graph = gas.cluster(data, self._num_parts(data), model=model, log=False)
+            else:  # Its features stay on disk.
+                graph = data if model.transform is None else model.prepare(with_edge_index(data))
             columns = gas.predictions(model, graph, split=self.metrics["kept_split"], log=False)
         if not bool(known_target_mask(data.y).any()):
             columns.pop("label", None)

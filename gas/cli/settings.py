@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gas.native import check_integer, warn
 from gas.training import METRICS
+
+if TYPE_CHECKING:
+    from typing import Annotated as Choice
+else:
+
+    class Choice:
+        """Make a ``Literal`` from a tuple: ``Choice[str, NAMES]`` is one of the names."""
+
+        def __class_getitem__(cls, item: tuple[type, tuple[str, ...]]) -> Any:
+            """Return the type."""
+            return Literal[item[1]]
+
 
 # The default arguments of models.
 _TWO_LAYERS = {"num_layers": 2, "hidden_channels": 64, "dropout": 0.5}
@@ -32,36 +44,38 @@ ABOUT = ("dataset", "model", "published")  # Further entries of a file.
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an experiment.
-
-    * ``architecture``: arguments of the model.
-    * ``num_parts``, ``batch_size``: parts of the graph, and parts per mini-batch.
-    * ``lr``: the learning rate of Adam; ``reg_weight_decay`` applies to ``model.reg_modules``,
-      ``nonreg_weight_decay`` to ``model.nonreg_modules``.
-    * ``grad_norm``: the bound of gradient clipping; ``edge_dropout``: the probability of dropping
-      an edge of a batch; ``max_steps``: the most steps of an epoch.
-    * ``epochs``: the number of epochs; ``runs``: the number of runs, each from another seed.
-    * ``metric``: the score; ``None`` for the usual one of the targets.
-    * ``inductive``: train on the graph of the training nodes alone.
-    * ``correct_drift``: correct stale rows; see :func:`gas.training.train_epoch`.
-    * ``average_weights``: evaluate and keep averaged weights; see :func:`gas.fit`.
-    """
+    """Hold the settings of an experiment."""
 
     architecture: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the model."""
     num_parts: int | None = None
+    """The number of parts of the graph. (None: one for every 300 nodes, up to 256)"""
     batch_size: int | None = None
+    """Parts per mini-batch. (None: an eighth of all parts)"""
     lr: float = 0.01
+    """The learning rate of Adam."""
     reg_weight_decay: float = 0.0
+    """The weight decay of the modules that gas.models regularise."""
     nonreg_weight_decay: float = 0.0
+    """The weight decay of the other modules."""
     grad_norm: float | None = None
+    """The bound of gradient clipping. (None: no clipping)"""
     edge_dropout: float = 0.0
+    """The probability of dropping an edge of a batch."""
     max_steps: int | None = None
+    """The most steps of an epoch. (None: no limit)"""
     epochs: int = 100
+    """The number of epochs."""
     runs: int = 1
-    metric: str | None = None
+    """The number of runs, each from another seed."""
+    metric: Choice[str, METRICS] | None = None
+    """The score. (None: the usual one of the targets)"""
     inductive: bool = False
+    """Train on the graph of the training nodes alone."""
     correct_drift: bool = False
+    """Correct stale rows of the histories; see gas.train_epoch."""
     average_weights: bool = False
+    """Evaluate and keep the average of the last epoch's weights; see gas.fit."""
 
     def __post_init__(self) -> None:
         for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs"):
@@ -101,28 +115,8 @@ class Settings:
         Raises:
             ValueError: If a setting is unusable, naming the file.
         """
-        try:
-            import yaml
-        except ImportError as error:
-            raise ImportError(
-                "files of settings need the package pyyaml: pip install pyyaml"
-            ) from error
-        try:
-            content = yaml.safe_load(Path(path).read_text())
-        except yaml.YAMLError as error:
-            problem = getattr(error, "problem", error)
-            raise ValueError(
-                f"{path}: is no YAML ({problem}), expected lines such as 'lr: 0.01'"
-            ) from error
         names = {f.name for f in dataclasses.fields(cls)}
-        if not isinstance(content, dict):
-            raise ValueError(f"{path}: holds no settings, expected lines such as 'lr: 0.01'")
-        unknown = set(content) - names - set(ABOUT)
-        if unknown:
-            raise ValueError(
-                f"{path}: {min(unknown)!r} is no setting, expected some of "
-                f"{', '.join(sorted(names | set(ABOUT)))}"
-            )
+        content = read_yaml(path, names | set(ABOUT))
         known = {key: value for key, value in content.items() if key in names}
         try:
             settings = cls(**known)
@@ -155,3 +149,33 @@ class Settings:
         num_parts = self.num_parts or max(1, min(num_nodes // 300, 256))
         batch_size = self.batch_size or max(1, num_parts // 8)
         return dataclasses.replace(self, num_parts=num_parts, batch_size=min(batch_size, num_parts))
+
+
+def read_yaml(path: str | Path, names: Collection[str]) -> dict[str, Any]:
+    """Read the entries of a YAML file, and refuse other names.
+
+    Raises:
+        ImportError: If PyYAML is missing.
+        ValueError: If the file isn't such a file, naming it.
+    """
+    try:
+        import yaml
+    except ImportError as error:
+        raise ImportError(
+            "files of settings need the package pyyaml: pip install pyyaml"
+        ) from error
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", error)
+        raise ValueError(
+            f"{path}: is no YAML ({problem}), expected lines such as 'lr: 0.01'"
+        ) from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: holds no settings, expected lines such as 'lr: 0.01'")
+    unknown = set(map(str, content)) - set(names)
+    if unknown:
+        raise ValueError(
+            f"{path}: {min(unknown)!r} is no setting, expected some of {', '.join(sorted(names))}"
+        )
+    return content

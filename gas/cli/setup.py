@@ -6,12 +6,12 @@ import contextlib
 import copy
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.utils import degree
 
 import gas
 from gas import native
@@ -23,7 +23,7 @@ from gas.cli.choices import (
     check_predictable,
     check_splits,
 )
-from gas.cli.graphs import Graph, prepare_graph, training_subgraph
+from gas.cli.graphs import Graph, count_neighbors, prepare_graph, training_subgraph
 from gas.cli.settings import Settings
 from gas.datasets import check_parts
 from gas.graph import check_data_features, with_csr_features
@@ -75,28 +75,28 @@ class Setup:
         device: torch.device | str = "cpu",
         log: bool = True,
         training: dict[str, Any] | None = None,
+        folder: Path | None = None,
         **histories: Any,
     ) -> None:
-        is_whole = full_batch or fits_one_batch(data.num_nodes, data.num_edges)
-        evaluation = evaluation or ("full" if is_whole else "layerwise")
+        is_mapped = "adj_t" in data and "parts" in data  # From a graph folder.
+        fits = not is_mapped and fits_one_batch(data.num_nodes, data.num_edges)
+        evaluation = evaluation or ("full" if full_batch or fits else "layerwise")
         # Training doesn't go on with the averaged weights that are evaluated.
         keeps = full_batch or (settings.average_weights and evaluation == "full")
         refresh = refresh or ("none" if keeps else evaluation)
         layout = layout or ("fused" if native.computes_on(torch.device(device)) else "csr")
         check_modes(model, evaluation, refresh, full_batch)
         self.cls, self.out_channels = MODELS[model], out_channels
-        self.settings = settings
-        self.full_batch, self.prefetch = full_batch, prefetch
-        self.evaluation, self.refresh = evaluation, refresh
+        self.settings, self.folder = settings, folder
+        self.full_batch, self.evaluation, self.refresh = full_batch, evaluation, refresh
         self.memory_budget, self.pack, self.libraries = memory_budget, pack, libraries
-        self.augment = augment
-        self.patience = patience
-        self.keep_edges = keep_edges
-        self.device, self.log = device, log
-        self.training = training or {}
-        self.histories = histories
+        self.augment, self.patience, self.keep_edges = augment, patience, keep_edges
+        self.prefetch, self.device, self.log = prefetch, device, log
+        self.training, self.histories = training or {}, histories
 
         inductive = settings.inductive if inductive is None else inductive
+        if is_mapped:
+            self._adopt_parts(data, inductive, memory)
         data = self._to_supported(data, check)
         self.plan: Plan | None = None
         with PeakMemory() as self.peak_before:  # Of planning and preparing, before training.
@@ -109,6 +109,28 @@ class Setup:
             self.graph, self.eval_graph = self._prepare(data, inductive, layout, partition)
         self.data = self.eval_graph.data
         self.metric = settings.metric or metric_of(self.data.y)
+
+    def _adopt_parts(self, data: Data, inductive: bool, memory: int | str | None) -> None:
+        """Take the parts of a mapped graph, and refuse options that need a graph in memory."""
+        for name, given in (
+            ("full_batch", self.full_batch),
+            ("inductive", inductive),
+            ("augment", self.augment is not None),
+            ("memory", memory is not None),
+        ):
+            if given:
+                raise ValueError(
+                    f"{name!r} needs a graph in memory, but 'data' is mapped from a graph folder: "
+                    "read it by gas.get_data"
+                )
+        found, wanted = data.parts.numel() - 1, self.settings.num_parts
+        if found > 1 and wanted not in (None, found):
+            raise ValueError(
+                f"'num_parts' is {wanted}, but the graph folder has {found} parts: leave it out, "
+                "or give a folder of one part"
+            )
+        if found > 1:
+            self.settings = self.settings.replace(num_parts=found)
 
     def _to_supported(self, data: Data, check: bool) -> Data:
         """Check features, labels and parts, and return the graph with supported features."""
@@ -136,6 +158,7 @@ class Setup:
             prepare_graph, cls=self.cls, settings=settings, full_batch=self.full_batch,
             layout=layout, partition=partition, keep_edges=self.keep_edges,
             keep_raw=self.augment is not None, device=self.device, log=self.log,
+            folder=self.folder,
         )  # fmt: skip
         fill = self.evaluation if self.refresh == "none" else self.refresh
         if inductive:
@@ -160,7 +183,7 @@ class Setup:
         with torch.random.fork_rng():
             deg = None
             if "aggregators" in self.settings.architecture:
-                deg = degree(data.edge_index[1], data.num_nodes)
+                deg = count_neighbors(data)
             made = self._make_model(1, data.x.size(1), deg)
         with contextlib.closing(made) as model:
             found = gas.plan(

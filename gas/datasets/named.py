@@ -16,7 +16,7 @@ from torch_geometric.utils import to_undirected
 
 from gas.datasets.directions import with_reverse
 from gas.datasets.files import SAFE_GLOBALS
-from gas.datasets.masks import NUM_SPLITS, gen_masks, index2mask, select_split, with_masks
+from gas.datasets.masks import MASKS, NUM_SPLITS, gen_masks, index2mask, select_split, with_masks
 from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
 from gas.datasets.tables import PARQUET, TEXT, format_of
@@ -40,6 +40,7 @@ def get_data(
     columns: Mapping[str, str] | None = None,
     sparse_features: bool = False,
     split: int | Literal["all"] = 0,
+    in_place: bool = False,
     log: bool = False,
 ) -> tuple[Data, int, int]:
     """Load a graph for node classification, with masks for training, validation and test.
@@ -54,6 +55,8 @@ def get_data(
         sparse_features: Make ``x`` a ``torch.sparse_csr`` matrix. (default: as it is stored)
         split: The split whose masks are returned, if there are several, or ``"all"`` of them.
             (default: ``0``)
+        in_place: Leave a graph folder where it is: the mapped graph of :func:`gas.open_graph`, in
+            the order of its parts, with masks. (default: ``False``: in memory, as the original)
         log: Print a summary of files on standard error. (default: ``False``)
 
     Returns:
@@ -81,7 +84,7 @@ def get_data(
             if key not in data:
                 raise ValueError(f"{name} has no {key!r}: {_CURES[key]}")
         if is_graph_folder(name):
-            data = with_masks(undo_clustering(data))
+            data = _with_masks_in_place(data) if in_place else with_masks(undo_clustering(data))
     else:
         key = dataset_key(name)
         if key not in _DATASETS:
@@ -116,6 +119,19 @@ def undo_clustering(data: Data) -> Data:
     if perm is None or torch.equal(perm, torch.arange(perm.numel())):
         return data
     return permute(data, torch.argsort(perm), log=False)
+
+
+def _with_masks_in_place(data: Data) -> Data:
+    """Set the masks of a clustered graph; random ones are those of the graph before."""
+    perm, is_given = data.get("perm"), "split" in data
+    with_masks(data)
+    if perm is not None and not is_given and "split" in data:
+        original = Data(y=torch.empty_like(data.y).index_copy_(0, perm, data.y))
+        original.num_nodes = data.num_nodes
+        with_masks(original)
+        for key in MASKS:
+            data[key] = original[key][perm]
+    return data
 
 
 # Cures for a missing attribute.

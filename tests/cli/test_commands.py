@@ -1,6 +1,7 @@
 """The command ``gas``, and folders of runs that are opened again."""
 
 import csv
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ import torch
 import gas
 from gas.cli import main
 from gas.cli.doctor import examine, print_findings
+from gas.cli.parser import parse
 
 pytestmark = pytest.mark.requires("tyro", "pyarrow", "safetensors", "matplotlib")
 
@@ -220,6 +222,51 @@ def test_folders_that_are_no_runs(trained, tmp_path):
         gas.load_run(tmp_path)
 
 
+def losses(folder):
+    return [run["loss"] for run in json.loads((folder / "metrics.json").read_text())["epochs"]]
+
+
+def test_settings_of_a_run_train_it_again(trained, tmp_path, capsys):
+    _, folder = trained
+    main(["train", "--config", str(folder / "settings.yaml"), "--out", str(tmp_path / "again")])
+    assert losses(tmp_path / "again") == losses(folder)
+    first, again = (path / "settings.yaml" for path in (folder, tmp_path / "again"))
+    assert again.read_text() == first.read_text()
+    changed = ["--config", str(first), "--no-correct-drift", "--epochs", "1", "--norm", "none"]
+    main(["train", *changed, "--out", str(tmp_path / "changed")])
+    text = (tmp_path / "changed/settings.yaml").read_text()
+    assert "correct_drift: false" in text
+    assert "batch_norm: false" in text
+    assert "epochs: 1" in text
+
+
+def test_a_folder_is_all_that_resuming_needs(tmp_path, monkeypatch):
+    write_tables(tmp_path / "tables")
+    monkeypatch.chdir(tmp_path)
+    options = ["--model", "sage", "--num-parts", "4", "--feature-dtype", "bfloat16"]
+    train("tables", tmp_path / "whole", *options)
+    train("tables", tmp_path / "run", *options, "--epochs", "1", "--checkpoint-every", "1")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    main(["train", "--out", "../run", "--resume", "--epochs", "3"])
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_values_of_files_are_those_of_the_command_line(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text("dataset: planted:60\nlr: 5e-4\ncolumns: [a=b]\nsparse_features: false\n")
+    found, base = parse(["--config", str(path)], "gas train")
+    assert found == dataclasses.replace(base, config=path)
+    assert (found.dataset, found.lr, found.columns) == ("planted:60", 5e-4, ("a=b",))
+    assert found.sparse_features is False
+    assert found.grad_norm is None  # What a file leaves out isn't as without a file.
+    assert found.hidden_channels == 64
+    path.write_text("io: often\n")
+    with pytest.raises(SystemExit):
+        parse(["--config", str(path)], "gas train")
+    assert "invalid choice 'often' for argument '--io'" in capsys.readouterr().err
+
+
 # The command --------------------------------------------------------------------------------------
 
 
@@ -286,7 +333,7 @@ def test_the_module_is_the_command(tmp_path):
     assert (tmp_path / "runs/metrics.json").exists()
     bad = subprocess.run([*command, "--lr", "fast"], cwd=tmp_path, capture_output=True, text=True)
     assert bad.returncode == 2
-    assert bad.stderr.startswith("gas train: error: argument --lr: invalid float value: 'fast'")
+    assert "Error parsing --lr: could not convert string to float: 'fast'" in bad.stderr
 
 
 def test_without_tyro_the_command_says_so(monkeypatch):

@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 import gas
 from gas.cli import MODELS, Experiment, Settings
 from gas.cli.command import Training
-from gas.cli.parser import make_parser
+from gas.cli.parser import Options
 from gas.training import run_epochs
 
 
@@ -403,7 +403,7 @@ def test_of_runs_that_diverged_the_first_with_a_finished_epoch_is_kept():
         runs.append(run)
         raise FloatingPointError("the loss is NaN")
 
-    args = make_parser().parse_args(["--runs", "4"])
+    args = Options(runs=4)
     experiment = SimpleNamespace(settings=settings(), run=diverge)
     training = Training(args, experiment)
     (kept,) = training.run()
@@ -422,7 +422,7 @@ def test_an_interruption_keeps_a_run_that_diverged_with_a_finished_epoch(capsys,
         run.best = finished
         raise FloatingPointError("the loss is NaN")
 
-    args = make_parser().parse_args(["--runs", "3"])
+    args = Options(runs=3)
     training = Training(args, SimpleNamespace(settings=settings(), run=interrupt))
     assert len(training.run()) == (0 if finished is None else 1)
     assert f"Interrupted: {told}." in capsys.readouterr().err

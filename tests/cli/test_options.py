@@ -8,8 +8,6 @@ import pytest
 from gas.cli import Settings
 from gas.cli.options import DENSE, _suggest_norm, explain_error
 
-ARGS = SimpleNamespace(store=None, device=None, lr=None, seed=None, undirected=None)
-
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -24,12 +22,12 @@ ARGS = SimpleNamespace(store=None, device=None, lr=None, seed=None, undirected=N
     ],
 )
 def test_arguments_are_flags_and_names_of_the_user_stay(text, expected):
-    assert explain_error(text, ARGS) == expected
+    assert explain_error(text) == expected
 
 
 def test_an_error_of_the_system_without_a_file():
     error = OSError(errno.ENOSPC, "No space left on device")
-    assert explain_error(error, ARGS).startswith("No space left on device: free some room")
+    assert explain_error(error).startswith("No space left on device: free some room")
 
 
 @pytest.mark.parametrize(

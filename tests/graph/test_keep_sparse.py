@@ -7,8 +7,7 @@ from torch_geometric.nn import GCN, GIN, GraphSAGE
 from user_models import SAGE
 
 import gas
-from gas.cli.options import make_experiment
-from gas.cli.parser import make_parser
+from gas.cli.options import make_experiment, parse_args
 
 
 def words(share=0.02, width=100):
@@ -154,9 +153,6 @@ def test_the_command_line(options, layout, tmp_path):
         data[f"{name}_mask"] = torch.arange(60) % 3 == number
     data.y = torch.arange(60) % 5
     torch.save(data, tmp_path / "graph.pt")
-    args = make_parser().parse_args(
-        ["--dataset", str(tmp_path / "graph.pt"), "--undirected", *options]
-    )
-    args.columns, args.device, args.dtype = {}, "cpu", "float32"
-    args.partition, args.io, args.num_parts, args.batch_size = "metis", "serial", 4, 2
-    assert make_experiment(args, tmp_path).data.x.layout == layout
+    command = ["--dataset", str(tmp_path / "graph.pt"), "--undirected", "--device", "cpu"]
+    command += ["--io", "serial", "--num-parts", "4", "--batch-size", "2"]
+    assert make_experiment(parse_args([*command, *options])).data.x.layout == layout

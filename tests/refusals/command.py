@@ -84,7 +84,20 @@ def without_jinja2(t):
     return gas.report("runs")
 
 
+def mapped(t, num_parts, **options):
+    """Train on a graph folder, in place."""
+    data = gas.get_data("data", "planted:60")[0]
+    gas.cluster(data, num_parts, out=t.path / "graph", log=False)
+    return gas.cli.Experiment(
+        gas.get_data("data", str(t.path / "graph"), in_place=True)[0], 16, "sage",
+        gas.cli.Settings.default("sage").replace(num_parts=2), log=False, **options,
+    )  # fmt: skip
+
+
 CASES = {
+    "Experiment, a mapped graph in full batch": lambda t: mapped(t, 2, full_batch=True),
+    "Experiment, a mapped graph of other parts": lambda t: mapped(t, 3),
+    "Experiment, a mapped graph of one part": lambda t: mapped(t, 1),
     "a report, without jinja2": without_jinja2,
     "a report of no epoch": lambda t: gas.report(gas.training.Run()),
     "a folder without a run": lambda t: run(t, "verify", "nowhere"),

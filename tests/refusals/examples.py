@@ -40,9 +40,19 @@ def real_targets(t):
     return t.path / "g.pt"
 
 
-def other_model(t):
-    (t.path / "gat.yaml").write_text("model: gat\n")
-    return t.path / "gat.yaml"
+def config(t, text):
+    (t.path / "mine.yaml").write_text(text)
+    return t.path / "mine.yaml"
+
+
+def without_tyro(t):
+    t.patch.setattr("importlib.util.find_spec", lambda name: None)
+    run(t, "train_gas.py")
+
+
+def into_another_run(t):
+    (t.path / "metrics.json").touch()
+    run(t, "train_gas.py", "--out", t.path)
 
 
 def unforeseen(t):
@@ -103,7 +113,24 @@ CASES = {
     "train_gas.py, an error of another kind": unforeseen,
     "train_gas.py --dataset, unknown": lambda t: run(t, "train_gas.py", "--dataset", "coral"),
     "train_gas.py --model, not that of --config": lambda t: run(
-        t, "train_gas.py", "--config", other_model(t), "--model", "gcn"
+        t, "train_gas.py", "--config", config(t, "model: gat"), "--model", "gcn"
+    ),
+    "train_gas.py --config, no such option": lambda t: run(
+        t, "train_gas.py", "--config", config(t, "model: gat\nepoch: 3")
+    ),
+    "train_gas.py --config, a negative rate": lambda t: run(
+        t, "train_gas.py", "--config", config(t, "lr: -1")
+    ),
+    "train_gas.py --config, no architecture": lambda t: run(
+        t, "train_gas.py", "--config", config(t, "architecture: [gcn]")
+    ),
+    "train_gas.py, without tyro": without_tyro,
+    "train_gas.py --out, of a run": into_another_run,
+    "train_gas.py --resume --overwrite": lambda t: run(
+        t, "train_gas.py", "--resume", "--overwrite"
+    ),
+    "train_gas.py --checkpoint-every fortnight": lambda t: run(
+        t, "train_gas.py", "--checkpoint-every", "fortnight"
     ),
     "train_mh_aug.py --runs 0": lambda t: run(t, "train_mh_aug.py", "--runs", 0),
     "train_mh_aug.py --dataset, real targets": lambda t: run(

@@ -1,0 +1,97 @@
+"""Training from graph folders, whose features stay on disk."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from torch_geometric.data import Data
+
+import gas
+from gas.cli import main
+from gas.cli.options import make_experiment, parse_args
+
+pytestmark = pytest.mark.requires("tyro", "pyarrow", "safetensors", "matplotlib")
+
+
+def write_folder(path, num_parts, num_nodes=300, num_features=8):
+    """Write a graph folder; ids of nodes are those of the original order."""
+    torch.manual_seed(0)
+    y = torch.randint(3, (num_nodes,))
+    src, dst = torch.randint(num_nodes, (2, 8 * num_nodes))
+    same = y[src] == y[dst]
+    edges = torch.stack([src[same], dst[same]])
+    data = Data(edge_index=torch.cat([edges, edges.flip(0)], dim=1), y=y, num_nodes=num_nodes)
+    data.x = torch.randn(num_nodes, num_features)
+    data.x[:, 0] += y
+    data.node_id = np.array([f"n{node}" for node in range(num_nodes)])
+    gas.cluster(data, num_parts, out=path, log=False)
+    return data
+
+
+def read_parquet(path):
+    from pyarrow import parquet
+
+    return parquet.read_table(path).to_pydict()
+
+
+@pytest.mark.parametrize(
+    ("num_parts", "options"),
+    [(6, []), (6, ["--norm", "batch"]), (1, ["--num-parts", "4"]), (6, ["--model", "gcn"]),
+     (1, ["--model", "pna", "--num-parts", "4", "--store", "disk", "--pack", "1kB"])],
+)  # fmt: skip
+def test_features_are_read_where_they_are(tmp_path, num_parts, options):
+    data = write_folder(tmp_path / "g", num_parts)
+    command = ["--dataset", str(tmp_path / "g"), "--out", str(tmp_path / "run"), "--epochs", "3"]
+    command += ["--model", "sage"] * ("--model" not in options) + options
+    experiment = make_experiment(parse_args(command))
+    assert experiment.graph.loader.get_mapped_features() is not None
+    assert experiment.graph.whole is None
+    assert (tmp_path / "run/graph").exists() == (num_parts == 1)
+    main(["train", *command])
+    table = read_parquet(tmp_path / "run/predictions.parquet")
+    assert table["node"] == list(data.node_id)  # In the original order.
+    assert table["label"] == data.y.tolist()
+    masks = gas.get_data("", str(tmp_path / "g"))[0]
+    assert [name == "train" for name in table["split"]] == masks.train_mask.tolist()
+    run = gas.load_run(tmp_path / "run")
+    assert run._open_parts() is not None
+    found = run.predict()
+    assert list(found["prediction"]) == table["prediction"]
+    np.testing.assert_allclose(found["probability"], table["probability"], rtol=1e-5)
+
+
+def test_a_run_on_a_folder_goes_on(tmp_path):
+    write_folder(tmp_path / "g", 1)
+    options = ["train", "--dataset", str(tmp_path / "g"), "--model", "sage", "--num-parts", "4"]
+    main([*options, "--epochs", "1", "--checkpoint-every", "1", "--out", str(tmp_path / "run")])
+    main(["train", "--resume", "--epochs", "2", "--out", str(tmp_path / "run")])
+    main([*options, "--epochs", "1", "--overwrite", "--out", str(tmp_path / "run")])
+
+
+@pytest.mark.parametrize(
+    "options", [["--full-batch"], ["--memory", "4GB"], ["--feature-dtype", "int8"]]
+)
+def test_options_that_need_memory_read_the_folder(tmp_path, options):
+    write_folder(tmp_path / "g", 4)
+    command = ["--dataset", str(tmp_path / "g"), "--out", str(tmp_path / "run"), *options]
+    experiment = make_experiment(parse_args(command))
+    assert experiment.graph.loader is None or experiment.graph.loader.get_mapped_features() is None
+
+
+@pytest.mark.slow  # Processes that train on large features.
+@pytest.mark.parametrize("num_parts", [1, 64])
+def test_features_take_no_memory(tmp_path, num_parts):
+    """From before training to its end, a process has less than the bytes of its features."""
+    write_folder(tmp_path / "g", num_parts, num_nodes=20_000, num_features=10_000)  # 800 MB.
+    command = [sys.executable, "-m", "gas", "train", "--dataset", str(tmp_path / "g")]
+    command += ["--model", "sage", "--num-parts", "64", "--batch-size", "1", "--epochs", "1"]
+    command += ["--store", "disk", "--max-steps", "8", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"(\d+) MiB of its own", done.stdout)
+    assert len(found) == 2
+    assert max(map(int, found)) < 500
