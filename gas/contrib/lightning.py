@@ -8,8 +8,7 @@ from typing import Any
 import lightning
 from torch_geometric.data import Data
 
-from gas.graph import open_if_path
-from gas.loader import EvalSubgraphLoader, SubgraphLoader
+from gas import EvalSubgraphLoader, SubgraphLoader
 
 
 class PartitionData(lightning.LightningDataModule):
@@ -40,9 +39,8 @@ class PartitionData(lightning.LightningDataModule):
         self, graph: Data | str | Path, batch_size: int | None = None, **options: Any
     ) -> None:
         super().__init__()
-        self.graph = open_if_path(graph)
         options = {"shuffle": True, "log": False, **options}
-        self.loader = SubgraphLoader(self.graph, batch_size=batch_size, **options)
+        self.loader = SubgraphLoader(graph, batch_size=batch_size, **options)
 
     def train_dataloader(self) -> SubgraphLoader:
         """Return the mini-batches of training."""
