@@ -1,10 +1,11 @@
-"""Hooks of MkDocs: pages from outside docs/, links to files, and the public names of a room."""
+"""Hooks of MkDocs: pages from outside docs/, links to files, public names of a room, errors."""
 
 import ast
 import posixpath
 import re
 from pathlib import Path
 
+import errors
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,11 +19,17 @@ def on_files(files: Files, config) -> None:
         name, text = path.relative_to(ROOT).as_posix(), path.read_text()
         hidden = "---\nsearch: {exclude: true}\n---\n\n" if "results" in name else ""
         files.append(File.generated(config, name, content=hidden + text))
+    for room in errors.rooms():
+        name = f"help/errors/{room}.md"
+        files.append(File.generated(config, name, content=errors.page_of(room)))
 
 
 def on_page_markdown(markdown: str, page, files: Files, **_) -> str:
     """Point links to pages of the site, make those to other files text, and complete the API."""
     source = page.file.src_uri
+    if source.startswith("help/errors/"):
+        return markdown  # Texts of errors, in which nothing is a link.
+    markdown = markdown.replace("<!-- errors -->", errors.index_of_pages())
     here = posixpath.dirname(source if page.file.generated_by else f"docs/{source}")
 
     def resolve(link: re.Match) -> str:
