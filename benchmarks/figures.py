@@ -189,7 +189,7 @@ HEIGHTS = [0.0, 0.9, 0.1, 0.0, 0.9, 0.1, 0.0, 0.9, 0.1]
 
 def draw_steps() -> Any:
     """Draw how old the rows of a history are while batches of one part are computed in turn."""
-    figure, panels = plt.subplots(2, 2, figsize=(9, 6))
+    figure, panels = plt.subplots(4, 1, figsize=(5.2, 9.6))
     ages = [0] * 9
     for step, panel in enumerate(panels.flat):
         own = range(3 * step - 3, 3 * step) if step else range(0)
@@ -229,32 +229,32 @@ def draw_steps() -> Any:
 def draw_choice() -> Any:
     """Draw the questions that tell whether histories suit a graph and a model."""
     questions = {
-        "Is every batch another graph,\nsuch as a molecule?":
-            "no: PyG's DataLoader,\nno histories needed",
-        "Does a full batch fit in memory,\nand is it fast enough?":
-            "rather not: train in full batch,\nwhich gas.nn makes faster",
-        "Must a step take arbitrary\nfew nodes of a huge graph?":
-            "rather not: PyG's NeighborLoader,\nwhich needs no partition",
-        "Does a layer need all nodes at once,\nsuch as global attention?":
-            "no: such layers are refused;\nuse attention along edges",
+        "Is every batch\nanother graph,\nsuch as a molecule?":
+            "no: PyG's DataLoader,\nwithout histories",
+        "Does a full batch\nfit in memory, and is\nit fast enough?":
+            "rather not: train in\nfull batch, which\ngas.nn makes faster",
+        "Must a step take\narbitrary few nodes\nof a huge graph?":
+            "rather not: PyG's\nNeighborLoader needs\nno partition",
+        "Does a layer need all\nnodes at once, such as\nglobal attention?":
+            "no: such layers are\nrefused; use attention\nalong edges",
     }  # fmt: skip
-    figure, panel = plt.subplots(figsize=(8, 7))
+    figure, panel = plt.subplots(figsize=(5.2, 7.6))
     box = {"boxstyle": "round,pad=0.5", "edgecolor": "0.5"}
     for number, (question, advice) in enumerate(questions.items()):
         y = -2.2 * number
-        panel.add_patch(arrow((0, y), (4.0, y), HALO))
-        panel.add_patch(arrow((0, y), (0, y - 1.6), OWN))
+        panel.add_patch(arrow((0, y), (2.75, y), HALO))
+        panel.add_patch(arrow((0, y), (0, y - 1.55), OWN))
         style: dict[str, Any] = {"va": "center", "fontsize": 13}
         panel.text(0, y, question, ha="center", bbox=box | {"facecolor": STORED}, **style)
-        panel.text(4.3, y, advice, ha="left", bbox=box | {"facecolor": "white"}, **style)
-        panel.text(3.35, y + 0.25, "yes", ha="center", color=HALO, **style)
-        panel.text(0.2, y - 1.1, "no", color=OWN, **style)
+        panel.text(3.0, y, advice, ha="left", bbox=box | {"facecolor": "white"}, **style)
+        panel.text(2.3, y + 0.25, "yes", ha="center", color=HALO, **style)
+        panel.text(0.12, y - 1.15, "no", color=OWN, **style)
     y = -2.2 * len(questions)
     panel.text(
         0, y, "yes: gas", ha="center", va="center", fontsize=15, weight="bold", color="white",
         bbox=box | {"facecolor": OWN},
     )  # fmt: skip
-    panel.set(xlim=(-2.6, 8.6), ylim=(y - 0.7, 0.8))
+    panel.set(xlim=(-1.7, 5.7), ylim=(y - 0.5, 0.8))
     panel.axis("off")
     return figure
 
