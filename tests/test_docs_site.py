@@ -116,7 +116,7 @@ def test_every_error_is_on_a_page():
     assert errors.TITLES.keys() == set(errors.rooms()), "give each room of tests/refusals a title"
     for room in errors.rooms():
         texts = [text for _, text in errors.read_texts(room)]
-        entries = re.findall(r"<li>(.*?)</li>", errors.page_of(room), re.DOTALL)
+        entries = re.findall(r"<h3.*?>(.*?)</h3>", errors.page_of(room), re.DOTALL)
         plain = [html.unescape(re.sub("</?b>", "", entry)) for entry in entries]
         assert sorted(plain) == sorted(text.replace("\n\n", "\n") for text in texts), room
 

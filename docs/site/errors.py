@@ -62,11 +62,21 @@ def page_of(room: str) -> str:
     alone = [text for texts in groups.values() if len(texts) == 1 for text in texts]
     sections = {name: texts for name, texts in groups.items() if len(texts) > 1}
     sections |= {"Others" if sections else "All": alone} if alone else {}
-    parts = [f"# Errors: {title_of(room)}", "Names, numbers and paths are examples; yours differ."]
+    head = "---\nsearch: {boost: 0.6}\n---"  # Pages that explain a word come before its errors.
+    parts = [
+        head,
+        f"# Errors: {title_of(room)}",
+        "Names, numbers and paths are examples; yours differ.",
+    ]
+    number = 0
     for name, texts in sections.items():
-        entries = "\n".join(f"<li>{html.escape(text, quote=False)}</li>" for text in texts)
-        entries = re.sub(r"<li>(\w+): ", r"<li><b>\1</b>: ", entries).replace("\n\n", "\n")
-        parts.append(f"## {html.escape(name)}\n\n<ul>\n{entries}\n</ul>")
+        parts.append(f"## {html.escape(name)}")
+        for text in texts:
+            number += 1
+            words = html.escape(text, quote=False).replace("\n\n", "\n")
+            words = re.sub(r"^(\w+): ", r"<b>\1</b>: ", words)
+            # A heading of HTML: the search has an entry for each, the table of contents none.
+            parts.append(f'<h3 class="error" id="error-{number}">{words}</h3>')
     return "\n\n".join(parts) + "\n"
 
 
