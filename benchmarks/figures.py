@@ -3,7 +3,7 @@
     python benchmarks/figures.py
     python benchmarks/figures.py --only memory scale
 
-``batch`` is a drawing; the others have their numbers from ``results/``.
+``batch``, ``choice`` and ``steps`` are drawings; the others have their numbers from ``results/``.
 """
 
 from __future__ import annotations
@@ -169,6 +169,96 @@ def draw_batch() -> Any:
     return figure
 
 
+# A graph of nine nodes in three parts, and how high each node is drawn.
+EDGES = [
+    (0, 1),
+    (1, 2),
+    (0, 2),
+    (2, 3),
+    (3, 4),
+    (4, 5),
+    (3, 5),
+    (5, 6),
+    (6, 7),
+    (7, 8),
+    (6, 8),
+    (1, 4),
+]
+HEIGHTS = [0.0, 0.9, 0.1, 0.0, 0.9, 0.1, 0.0, 0.9, 0.1]
+
+
+def draw_steps() -> Any:
+    """Draw how old the rows of a history are while batches of one part are computed in turn."""
+    figure, panels = plt.subplots(4, 1, figsize=(5.2, 9.6))
+    ages = [0] * 9
+    for step, panel in enumerate(panels.flat):
+        own = range(3 * step - 3, 3 * step) if step else range(0)
+        halo = {a if b in own else b for a, b in EDGES if (a in own) != (b in own)}
+        ages = [0 if node in own else age + (step > 0) for node, age in enumerate(ages)]
+        title = (
+            f"step {step}: the batch is part {step}"
+            if step
+            else "model.refresh: all rows are exact"
+        )
+        panel.set_title(title, fontsize=13)
+        for a, b in EDGES:
+            heights = (1.8 + HEIGHTS[a], 1.8 + HEIGHTS[b])
+            read = a in own or b in own
+            panel.plot((a, b), heights, color="0.3" if read else "0.8", linewidth=1.2, zorder=1)
+        for node, age in enumerate(ages):
+            color = OWN if node in own else HALO if node in halo else "white"
+            height = 1.8 + HEIGHTS[node]
+            panel.scatter(node, height, 190, color=color, edgecolor="0.5", zorder=2)
+            row = Rectangle(
+                (node - 0.4, -0.4), 0.8, 0.8, facecolor=f"{1 - 0.18 * age}", edgecolor="0.5"
+            )
+            panel.add_patch(row)
+            panel.text(node, 0, f"{age}", ha="center", va="center", fontsize=13)
+            if node in own:
+                panel.add_patch(arrow((node, height - 0.2), (node, 0.45), OWN))
+            elif node in halo:
+                panel.add_patch(arrow((node, 0.45), (node, height - 0.2), HALO))
+        panel.text(
+            -0.7, -0.95, "history: steps since each row was computed", fontsize=11, color="0.4"
+        )
+        panel.set(xlim=(-0.8, 8.8), ylim=(-1.2, 3.2))
+        panel.axis("off")
+    return figure
+
+
+def draw_choice() -> Any:
+    """Draw the questions that tell whether histories suit a graph and a model."""
+    questions = {
+        "Is every batch\nanother graph,\nsuch as a molecule?":
+            "no: PyG's DataLoader,\nwithout histories",
+        "Does a full batch\nfit in memory, and is\nit fast enough?":
+            "rather not: train in\nfull batch, which\ngas.nn makes faster",
+        "Must a step take\narbitrary few nodes\nof a huge graph?":
+            "rather not: PyG's\nNeighborLoader needs\nno partition",
+        "Does a layer need all\nnodes at once, such as\nglobal attention?":
+            "no: such layers are\nrefused; use attention\nalong edges",
+    }  # fmt: skip
+    figure, panel = plt.subplots(figsize=(5.2, 7.6))
+    box = {"boxstyle": "round,pad=0.5", "edgecolor": "0.5"}
+    for number, (question, advice) in enumerate(questions.items()):
+        y = -2.2 * number
+        panel.add_patch(arrow((0, y), (2.75, y), HALO))
+        panel.add_patch(arrow((0, y), (0, y - 1.55), OWN))
+        style: dict[str, Any] = {"va": "center", "fontsize": 13}
+        panel.text(0, y, question, ha="center", bbox=box | {"facecolor": STORED}, **style)
+        panel.text(3.0, y, advice, ha="left", bbox=box | {"facecolor": "white"}, **style)
+        panel.text(2.3, y + 0.25, "yes", ha="center", color=HALO, **style)
+        panel.text(0.12, y - 1.15, "no", color=OWN, **style)
+    y = -2.2 * len(questions)
+    panel.text(
+        0, y, "yes: gas", ha="center", va="center", fontsize=15, weight="bold", color="white",
+        bbox=box | {"facecolor": OWN},
+    )  # fmt: skip
+    panel.set(xlim=(-1.7, 5.7), ylim=(y - 0.5, 0.8))
+    panel.axis("off")
+    return figure
+
+
 def arrow(start: tuple[float, float], end: tuple[float, float], color: str, bend: float = 0) -> Any:
     """Return an arrow between two points."""
     shape = f"arc3,rad={bend}"
@@ -180,9 +270,11 @@ def arrow(start: tuple[float, float], end: tuple[float, float], color: str, bend
 
 FIGURES: dict[str, Callable[[], Any]] = {
     "batch": draw_batch,
+    "choice": draw_choice,
     "memory": draw_memory,
     "out_of_core": draw_out_of_core,
     "scale": draw_scale,
+    "steps": draw_steps,
     "time_to_accuracy": draw_time_to_accuracy,
 }
 

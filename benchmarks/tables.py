@@ -20,7 +20,7 @@ from typing import Any
 from common import load, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TABLE = re.compile(
     r"(<!-- table (?P<name>\w+), by benchmarks/tables\.py -->\n).*?(<!-- end of table -->)",
     re.DOTALL,

@@ -24,7 +24,7 @@ else:
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WHEELS = PYPROJECT["tool"]["cibuildwheel"]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tests/refusals/*.txt")]
+TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/refusals/*.txt")]
 TEXTS += [
     path for name in ("gas", "examples", "benchmarks") for path in ROOT.glob(f"{name}/**/*.py")
 ]

@@ -106,6 +106,32 @@ def test_roles_name_what_there_is():
     assert not missing, "\n".join(sorted(missing))
 
 
+def errors_of_site():
+    """Return docs/site/errors.py, which is no module of a package."""
+    spec = importlib.util.spec_from_file_location("errors", DOCS / "site" / "errors.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_error_is_on_a_page():
+    errors = errors_of_site()
+    assert errors.TITLES.keys() == set(errors.rooms()), "give each room of tests/refusals a title"
+    for room in errors.rooms():
+        texts = [text for _, text in errors.read_texts(room)]
+        entries = re.findall(r"<h3.*?>(.*?)</h3>", errors.page_of(room), re.DOTALL)
+        plain = [html.unescape(re.sub("</?b>", "", entry)) for entry in entries]
+        assert sorted(plain) == sorted(text.replace("\n\n", "\n") for text in texts), room
+
+
+def test_troubleshooting_quotes_errors_that_there_are():
+    snapshot = "".join(path.read_text() for path in ROOT.glob("tests/refusals/*.txt"))
+    page = (DOCS / "help" / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^> (.*)$", page, re.MULTILINE)
+    assert len(quoted) > 5
+    assert [text for text in quoted if text not in snapshot] == []
+
+
 def text_of(page):
     """Return the text of a page's article, without code."""
     article = page[page.index("<article") : page.rindex("</article>")]
@@ -152,6 +178,8 @@ def test_built_site(tmp_path):
         path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*.html")
     }
     assert len(pages) > len(PAGES)
+    assert "PartSampler" in pages["help/errors/loader.html"]
+    assert "errors/loader.html" in pages["help/troubleshooting.html"]
     for name, page in pages.items():  # No other host, not even one without a scheme.
         tags = re.findall(
             r"<(?:link(?! rel=.canonical)|script|img|iframe|source|object)\b[^>]*>", page

@@ -83,7 +83,8 @@ def find(name: str, obj: griffe.Object) -> str | None:
     scopes = [obj]
     while scopes[-1].parent is not None:
         scopes.append(scopes[-1].parent)
-    for scope, key in [*((scope, name) for scope in scopes), (obj.package, name.partition(".")[2])]:
+    rest = name.partition(".")[2]  # Of a full name, what follows "gas".
+    for scope, key in [*((scope, name) for scope in scopes), (obj.package, rest or name)]:
         try:
             return scope[key].canonical_path
         except (KeyError, griffe.AliasResolutionError):

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages from outside docs/, notebooks, links to files, names of a room."""
+"""Hooks of MkDocs: pages from outside docs/, notebooks, links, public names of a room, errors."""
 
 import ast
 import base64
@@ -7,6 +7,7 @@ import posixpath
 import re
 from pathlib import Path
 
+import errors
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +27,9 @@ def on_files(files: Files, config) -> None:
     for path in sorted((ROOT / "docs").glob("tutorials/*.ipynb")):
         for name, content in convert_notebook(json.loads(path.read_text()), path.stem).items():
             files.append(File.generated(config, f"tutorials/{name}", content=content))
+    for room in errors.rooms():
+        name = f"help/errors/{room}.md"
+        files.append(File.generated(config, name, content=errors.page_of(room)))
 
 
 def convert_notebook(notebook: dict, name: str) -> dict[str, str | bytes]:
@@ -64,6 +68,9 @@ def fence(text: str, kind: str) -> str:
 def on_page_markdown(markdown: str, page, files: Files, **_) -> str:
     """Point links to pages of the site, make those to other files text, and complete the API."""
     source = page.file.src_uri
+    if source.startswith("help/errors/"):
+        return markdown  # Texts of errors, in which nothing is a link.
+    markdown = markdown.replace("<!-- errors -->", errors.index_of_pages())
     is_outside = page.file.generated_by and not source.startswith("tutorials/")
     here = posixpath.dirname(source if is_outside else f"docs/{source}")
 
