@@ -32,6 +32,7 @@ GRAPHS = (
 )  # fmt: skip
 RATES = ("0.001", "0.003", "0.01")
 HISTORIES = "auto"
+CURVES = ("val", "test", "loss", "seconds")
 GOALS = {"batch": 0.005, "none": 0.015}  # How much less than the full batch's best is enough.
 HEADER = (
     "graph, model, norm",
@@ -43,6 +44,15 @@ HEADER = (
 )  # fmt: skip
 
 Runs = dict[str, dict[str, Any]]  # Of a case, by contender.
+
+
+def shorten(cases: dict[str, Runs]) -> None:
+    """Remove the curves that no table needs, and round the others."""
+    for runs in cases.values():
+        for contender, run in runs.items():
+            kept = {key: run[key] for key in ("error", "steps", "parts")}
+            curves = {key: [round(each, 5) for each in run[key]] for key in CURVES}
+            runs[contender] = {**curves, **kept}
 
 
 def best_of(run: dict[str, Any]) -> int:
@@ -139,6 +149,7 @@ def main() -> None:
         for kind in args.models:
             for norm in args.norms:
                 for _ in run_cell(cases, args.root, f"{graph}:{kind}:{norm}"):
+                    shorten(cases)
                     save(args.name, {"cases": cases}, table(cases))
 
 

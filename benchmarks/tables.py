@@ -228,11 +228,59 @@ def headline() -> str:
     return markdown(["", "measured on two CPU cores"], rows)
 
 
+def grid() -> str:
+    """Return the best learning rate of each of both: validation scores, and seconds to accuracy."""
+    cases, rows = load("grid")["cases"], []
+    cells: dict[str, dict[str, dict[str, Any]]] = {}
+    for case, runs in cases.items():
+        cell, rate = case.rsplit(":", 1)
+        cells.setdefault(cell, {})[rate] = runs
+    for cell, rates in cells.items():
+        if len(rates) < 3 or not all("auto" in runs for runs in rates.values()):
+            continue  # It isn't finished.
+        graph, model, norm = cell.rsplit(":", 2)
+        chosen = {
+            way: max(rates, key=lambda rate, way=way: max(rates[rate][way]["val"]))
+            for way in ("full batch", "auto")
+        }
+        full, ours = (rates[rate][way] for way, rate in chosen.items())
+        until = [seconds_until(run, max(full["val"]) - 0.005) for run in (full, ours)]
+        rows.append([
+            graph, f"{MODELS.get(model, model)}, {NORMS[norm]}",
+            *(f"{100 * max(run['val']):.1f} % (lr {rate.lstrip('0')})"
+              for run, rate in zip((full, ours), chosen.values(), strict=True)),
+            f"{until[0]:.1f} s",
+            f"{until[1]:.1f} s" if until[1] else f"not reached in {ours['seconds'][-1]:.0f} s",
+            f"{until[1] / until[0]:.2f}" if until[0] and until[1] else "",
+        ])  # fmt: skip
+    header = "graph|model|full batch|histories|full batch to accuracy|histories|over the full batch"
+    return markdown(header.split("|"), rows)
+
+
+def precompute() -> str:
+    """Return epochs with and without sums of features that are computed once."""
+    rows = []
+    for case, found in load("precompute")["cases"].items():
+        graph, model, parts, batch, width = case.rsplit(":", 4)
+        old, new = (found[way]["median"] for way in ("without", "with"))
+        rows.append([
+            graph if width == "0" else f"{graph}, {width} features",
+            MODELS.get(model, model),
+            "full batch" if parts == "1" else f"{parts} / {batch}",
+            f"{1e3 * old:.0f} ms", f"{1e3 * new:.0f} ms", f"{new / old:.2f}",
+            f"{found['bytes'] / MIB:.0f} MiB",
+        ])  # fmt: skip
+    header = "graph|model|parts / per batch|without|with|with / without|memory of the sums"
+    return markdown(header.split("|"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "loaders": loaders,
     "parts_of_fit": parts_of_fit,
     "shares": shares,
+    "grid": grid,
+    "precompute": precompute,
     "time_to_accuracy": time_to_accuracy,
     "epoch_time": epoch_time,
     "cora": cora,

@@ -520,8 +520,8 @@ def test_grid(script, monkeypatch, tmp_path):
         given = 3 * whole["seconds"][module.best_of(whole)]
         for each in module.RATES:  # All get three times what the best rate took.
             ours = cases[f"{cell}:{each}"]["auto"]["seconds"]
-            assert ours[-1] >= given
-            assert all(second < given for second in ours[:-1])
+            assert ours[-1] >= given - 1e-4  # Rounded.
+            assert all(second < given + 1e-4 for second in ours[:-1])
         row, is_good, ratio = module.row_of(cases, cell)
         ours = cases[f"{cell}:{module.best_rate(cases, cell, 'auto')}"]["auto"]
         assert is_good == (max(ours["val"]) >= best - below)
