@@ -140,7 +140,8 @@ def text_of(page):
 
 
 @pytest.mark.requires("mkdocs")
-def test_notebooks_become_pages():
+def test_notebooks_become_pages(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "site")  # As MkDocs does.
     spec = importlib.util.spec_from_file_location("hooks", DOCS / "site" / "hooks.py")
     hooks = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(hooks)

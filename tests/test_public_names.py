@@ -23,6 +23,7 @@ NAMES = {
     "gas.history": """Codec DiskStore Encoded History MemoryStore Pull Store TableStore
         TransferEngine pick_tier quantize""",
     "gas.contrib.dynamic": "DynamicGraph",
+    "gas.contrib.lightning": "PartitionData",
     "gas.contrib.rocks": "RocksStore open_rows write_rows",
     "gas.contrib.rules": "Rule RuleOversampling",
     "gas.contrib.simulation": """Machine PartitionStatistics Simulation partition_statistics

@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lightning
 from torch_geometric.data import Data
 
 from gas import EvalSubgraphLoader, SubgraphLoader
 
+try:
+    from lightning import LightningDataModule
+except ImportError:
+    LightningDataModule = None
 
-class PartitionData(lightning.LightningDataModule):
+
+class PartitionData(LightningDataModule or object):  # type: ignore[misc]
     """Data module of the mini-batches of a partitioned graph.
 
     For example::
@@ -32,12 +36,15 @@ class PartitionData(lightning.LightningDataModule):
         **options: Further arguments of :class:`gas.SubgraphLoader`, for training.
 
     Raises:
+        ImportError: If Lightning is missing.
         ValueError: If the graph or an option is unusable, naming it.
     """
 
     def __init__(
         self, graph: Data | str | Path, batch_size: int | None = None, **options: Any
     ) -> None:
+        if LightningDataModule is None:
+            raise ImportError("gas.lightning needs the package: pip install lightning")
         super().__init__()
         options = {"shuffle": True, "log": False, **options}
         self.loader = SubgraphLoader(graph, batch_size=batch_size, **options)

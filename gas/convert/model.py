@@ -232,5 +232,7 @@ class Converted(ScalableGNN):
 
     def __repr__(self) -> str:
         after = "" if self.transform is None else f", of a graph after {self.transform}"
-        head = f"{self._name}: {len(self.histories)} histories of {self.num_nodes} nodes{after}"
+        number = len(self.histories)
+        histories = "1 history" if number == 1 else f"{number} histories"
+        head = f"{self._name}: {histories} of {self.num_nodes} nodes{after}"
         return "\n  ".join([head, *self._drawing])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gas.graph.attributes import PARTS
 from gas.graph.edges import read_csr
 from gas.native import Relabeler
 
@@ -59,13 +61,18 @@ def _spread(values: Tensor) -> str:
     return f"{float(values.double().mean()):,.1f} ({low:,} to {high:,})"
 
 
-def partition_report(data: Data, ptr: Tensor) -> PartitionReport:
+def partition_report(data: Data, ptr: Tensor | None = None) -> PartitionReport:
     """Measure a partition: edge cut, halo size per part, balance.
 
     Args:
         data: The permuted graph.
         ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
+            (default: ``data.parts``, from :func:`gas.cluster`)
+
+    Raises:
+        ValueError: If the graph has no parts, or ``ptr`` is of another graph.
     """
+    ptr = data.get(PARTS) if ptr is None else ptr
     (rowptr, col, _), _ = read_csr(data, edge_weight=False)
     check_ptr(ptr, rowptr.numel() - 1)
     relabel = Relabeler(rowptr, col)
@@ -80,7 +87,7 @@ def partition_report(data: Data, ptr: Tensor) -> PartitionReport:
     )
 
 
-def check_ptr(ptr: Tensor, num_nodes: int) -> None:
+def check_ptr(ptr: Any, num_nodes: int) -> None:
     """Refuse parts that don't cover the nodes ``0 .. num_nodes - 1``.
 
     Raises:
@@ -88,7 +95,12 @@ def check_ptr(ptr: Tensor, num_nodes: int) -> None:
     """
     if not isinstance(ptr, Tensor) or ptr.dtype != torch.long or ptr.dim() != 1 or len(ptr) < 2:
         what = f"{ptr.dtype} of shape {list(ptr.shape)}" if isinstance(ptr, Tensor) else repr(ptr)
-        raise ValueError(f"'ptr' is {what}, expected an int64 tensor of shape [num_parts + 1]")
+        cure = ", such as data.parts after data = gas.cluster(data, num_parts)"
+        if isinstance(ptr, int):
+            cure = f": to set the parts per mini-batch, pass batch_size={ptr}"
+        raise ValueError(
+            f"'ptr' is {what}, expected an int64 tensor of shape [num_parts + 1]{cure}"
+        )
     falls = bool((ptr.diff() < 0).any())
     if int(ptr[0]) != 0 or int(ptr[-1]) != num_nodes or falls:
         between = ", falling in between" * falls

@@ -495,8 +495,8 @@ class History(torch.nn.Module):
             self._warned = True
             warn(
                 f"A history was read before it was filled: {missing} of {n_id.numel()} rows are "
-                "zeros that nobody pushed. Training recovers after the first epoch; to start "
-                "without them, call model(x, adj_t, fill=True) or model(loader=...) first.",
+                "zeros that were never pushed. Training recovers after the first epoch; to start "
+                "without them, call model.refresh(graph) first.",
             )
 
     # Module protocol ------------------------------------------------------------------------------

@@ -82,6 +82,16 @@ class Run:
     layer_age: list[list[float]] = field(default_factory=list)
     metric: str = "accuracy"  # The name of the score.
 
+    def __str__(self) -> str:
+        if not len(self):
+            return "Run of 0 epochs"
+        best = self.best_epoch
+        return (
+            f"Run of {len(self)} epochs of {self.epoch_seconds:.2f} s: "
+            f"best validation {self.metric} {self.val_acc[best]:.4f} in epoch {best} "
+            f"(test {self.test_acc[best]:.4f})"
+        )
+
     def __len__(self) -> int:
         """Return the number of epochs that have ended."""
         return len(self.test_acc)

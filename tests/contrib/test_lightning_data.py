@@ -10,9 +10,18 @@ from torch_geometric.nn import GraphSAGE
 import gas
 
 # Lightning itself uses names that PyTorch has deprecated.
-pytestmark = [pytest.mark.requires("lightning"), pytest.mark.filterwarnings("ignore")]
+requires_lightning = pytest.mark.requires("lightning")
+ignores_warnings = pytest.mark.filterwarnings("ignore")
 
 
+def test_without_lightning(monkeypatch):
+    monkeypatch.setattr("gas.contrib.lightning.LightningDataModule", None)
+    with pytest.raises(ImportError, match="pip install lightning"):
+        gas.lightning.PartitionData("graph")
+
+
+@requires_lightning
+@ignores_warnings
 def test_training_and_validation_have_all_parts(tmp_path):
     import lightning
 
@@ -53,6 +62,8 @@ def test_training_and_validation_have_all_parts(tmp_path):
     assert not any(map(torch.equal, before, model.parameters()))
 
 
+@requires_lightning
+@ignores_warnings
 def test_arguments_are_those_of_the_loader():
     graph = gas.cluster(gas.get_data("unused", "planted:100")[0], 5, method="random", log=False)
     parts = gas.lightning.PartitionData(graph, 2, shuffle=False, precompute=False)

@@ -434,3 +434,14 @@ def test_report_needs_fitting_parts(ptr):
     data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=5)
     with pytest.raises(ValueError, match="'ptr'"):
         gas.partition_report(data, torch.tensor(ptr))
+
+
+def test_report_takes_the_parts_of_the_graph():
+    graph = gas.cluster(gas.get_data("unused", "planted:200")[0], 4, method="random", log=False)
+    mine, given = gas.partition_report(graph), gas.partition_report(graph, graph.parts)
+    assert torch.equal(mine.cut, given.cut)
+    assert mine.num_edges == graph.num_edges
+    with pytest.raises(ValueError, match="'ptr' is None.*data.parts after data = gas.cluster"):
+        gas.partition_report(gas.get_data("unused", "planted:200")[0])
+    with pytest.raises(ValueError, match="'ptr' is 4.*pass batch_size=4"):
+        gas.SubgraphLoader(graph, 4)

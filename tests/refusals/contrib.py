@@ -32,6 +32,11 @@ class Rigid(MemoryStore):
     resize = Store.resize
 
 
+def no_lightning(t):
+    t.patch.setattr("gas.contrib.lightning.LightningDataModule", None)
+    return gas.lightning.PartitionData(ring())
+
+
 def of_ranks():
     model = converted()
     model.ranks = object()
@@ -90,5 +95,6 @@ CASES = {
         ring(centres=torch.ones(5, 2))
     ).update({"x": torch.ones(1, 2), "y": EDGE[0]}),
     "Store.resize, of one that can't": lambda t: gas.History(2, 2, store=Rigid).resize(3),
+    "PartitionData, without lightning": no_lightning,
     "History.resize, half a row": lambda t: gas.History(2, 2).resize(1.5),
 }

@@ -216,3 +216,11 @@ def test_curves_of_an_interrupted_epoch_are_cut(made):
 def test_scores_that_are_all_nan_choose_no_epoch(made):
     run = fit(made, 3, metric=lambda out, y: float("nan"))
     assert run.best_epoch == run.best.epoch == 2
+
+
+def test_a_run_is_printed_in_a_line():
+    run = gas.training.Run()
+    assert str(run) == "Run of 0 epochs"
+    run.val_acc[:], run.test_acc[:], run.seconds[:] = [0.5, 0.75], [0.4, 0.7], [1.0, 2.0]
+    line = "Run of 2 epochs of 1.50 s: best validation accuracy 0.7500 in epoch 1 (test 0.7000)"
+    assert str(run) == line
