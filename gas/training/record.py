@@ -26,6 +26,7 @@ PER_EPOCH = (
 # A loss has risen if it is 1.3 times the lowest, and above it by a tenth of the first epoch's loss:
 # a loss near zero varies by more than 30 % in any training. From a drift of .2 on, rows move far.
 RISEN, SMALL, FAR = 1.3, 0.1, 0.2
+STUCK, STEADY = 10, 0.01
 MOST_LOSS = 1e6  # Largest usable mean loss, in nats or relative to the targets' mean square.
 CURE = (
     "training diverged. Take a smaller learning rate, such as lr=0.001, clip gradients "
@@ -195,11 +196,14 @@ def layer_ages(model: ScalableGNN) -> list[float]:
 
 
 def warn_if_unstable(run: Run) -> bool:
-    """Warn, and return True, if the loss has risen while the rows of histories move far.
+    """Warn, and return True, if training fails while the rows of histories move far.
 
-    Three conditions must hold: each of the last three losses is above 1.3 times the lowest before,
-    and above it by more than a tenth of the first; none of the last three validation scores is as
-    good as the best before; and ``run.drift`` is at least .2.
+    ``run.drift`` must be at least .2, and one of these must hold:
+
+    * The loss has risen: each of the last three is above 1.3 times the lowest before, and above it
+      by more than a tenth of the first, and none of the last three validation scores is as good as
+      the best before.
+    * Training is stuck: the last ten losses, and validation scores, differ by less than 1 %.
     """
     if len(run) < 4:
         return False
@@ -208,16 +212,26 @@ def warn_if_unstable(run: Run) -> bool:
     has_risen = now > max(RISEN * lowest, lowest + SMALL * run.loss[0])
     scores = run.val_acc
     has_fallen = len(scores) < 4 or max(scores[-3:]) < max(scores[:-3])
-    if not (has_risen and has_fallen and drift >= FAR):
+    is_stuck = _is_steady(run.loss) and _is_steady(scores)
+    if not drift >= FAR or not ((has_risen and has_fallen) or is_stuck):
         return False
+    first = 1 + run.loss.index(lowest)
+    what = f"risen from {lowest:.3g} in epoch {first} to {now:.3g} or more in the last three epochs"
+    if is_stuck:
+        what = f"stayed at {now:.3g} for {STUCK} epochs"
     warn(
-        f"the loss has risen from {lowest:.3g} in epoch {1 + run.loss.index(lowest)} to {now:.3g} "
-        f"or more in the last three epochs, and stored rows move by {drift:.0%} on average "
+        f"the loss has {what}, and stored rows move by {drift:.0%} on average "
         "between two pushes: training follows stale rows. Take a smaller learning rate, add "
         "BatchNorm or LayerNorm to the model, or take fewer batches per epoch (a larger "
         "'batch_size')"
     )
     return True
+
+
+def _is_steady(values: Sequence[float]) -> bool:
+    """Return whether the last ten values hardly differ."""
+    last = values[-STUCK:]
+    return len(last) == STUCK and max(last) - min(last) < STEADY * max(last)
 
 
 def divergence_error(epoch: int | None, batch: int | None, loss: float) -> FloatingPointError:

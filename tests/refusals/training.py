@@ -333,6 +333,9 @@ CASES = {
     "fit, a loss that rises by stale rows": lambda t: warn_if_unstable(
         Run(loss=[1.0, 0.5, 0.7, 0.8, 0.9], drift=[0.4] * 5, test_acc=[0.0] * 5)
     ),
+    "fit, a loss that stays by stale rows": lambda t: warn_if_unstable(
+        Run(loss=[1.9] * 10, val_acc=[0.4] * 10, drift=[0.4] * 10, test_acc=[0.0] * 10)
+    ),
     "run_epochs, no patience": lambda t: run_epochs(gcn(), ring(), train, None, 1, patience=0),
     "plan_micro_batches, no budget": lambda t: plan_micro_batches(gcn(), load(), 0),
     "plan_micro_batches, one part is too much": lambda t: plan_micro_batches(gcn(), load(), 100),

@@ -3,6 +3,7 @@
 import copy
 import math
 import sys
+import warnings
 
 import pytest
 import torch
@@ -165,6 +166,28 @@ def test_nothing_is_told_while_the_score_is_good():
     run.val_acc[-2] = 0.8
     with pytest.warns(UserWarning, match="risen"):
         assert warn_if_unstable(run)
+
+
+@pytest.mark.parametrize(
+    ("losses", "scores", "drift", "warns"),
+    [
+        ([1.85, 1.86], [0.37, 0.371], 0.4, True),
+        ([1.85, 1.86], [0.37, 0.371], 0.1, False),  # It has converged.
+        ([1.85, 1.88], [0.37, 0.371], 0.4, False),  # The loss still changes,
+        ([1.85, 1.86], [0.37, 0.375], 0.4, False),  # or the score does.
+    ],
+)
+def test_a_loss_that_stays_by_stale_rows_is_told(losses, scores, drift, warns):
+    run = Run(loss=[9.0, *5 * losses], val_acc=[0.1, *5 * scores], drift=[drift] * 11)
+    run.test_acc = [0.0] * 11
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert warn_if_unstable(run) == warns
+    told = [str(each.message).partition(",")[0] for each in caught]
+    assert told == warns * ["the loss has stayed at 1.85 for 10 epochs"]
+    del run.loss[0], run.val_acc[0], run.drift[0], run.test_acc[0]
+    del run.loss[0], run.val_acc[0], run.drift[0], run.test_acc[0]
+    assert not warn_if_unstable(run)  # Nine epochs.
 
 
 def test_it_is_told_once(monkeypatch):
