@@ -12,6 +12,7 @@ from gas.history.history import History
 
 MOST_ROWS = 1024  # Own rows of a batch that are compared with the stored ones.
 MOST_SCALE = 5.0  # A channel is scaled by at most this, and at least its inverse.
+ROUNDING = 1e-5  # A smaller change, relative to the channel's values, isn't one of the weights.
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,9 @@ class DriftCorrection:
     moved by half of it. Uncorrected, the common part of the change feeds back through the
     histories, and training without a norm oscillates or diverges.
 
-    Rows that equal the stored ones are left exactly as they are: with fixed weights, and without
-    dropout, nothing is corrected. (A history of fewer bits rounds what it stores.) Sampled rows are
-    evenly spaced, so that nothing is drawn at random.
+    Channels that have changed by rounding alone are left exactly as they are: with fixed weights,
+    and without dropout, nothing is corrected. (A history of fewer bits rounds what it stores.)
+    Sampled rows are evenly spaced, so that nothing is drawn at random.
     """
 
     def __init__(self) -> None:
@@ -68,12 +69,14 @@ class DriftCorrection:
         now, change = torch.cat([std, mean]), torch.cat([std - old_std, mean - old_mean])
         change = torch.linalg.vector_norm(change) / torch.linalg.vector_norm(now)
         self._measured.setdefault(history, []).append(change)
+        moved = torch.maximum((std - old_std).abs(), (mean - old_mean).abs())
+        is_same = moved <= ROUNDING * (old_std + old_mean.abs())
         scale = torch.where(old_std > 0, std / old_std, 1.0).clamp(1 / MOST_SCALE, MOST_SCALE)
-        offset = (mean - scale * old_mean) / 2
+        scale.masked_fill_(is_same, 1.0)
+        offset = ((mean - scale * old_mean) / 2).masked_fill_(is_same, 0.0)
         scale = (scale + 1) / 2
         # Rows after a ReLU stay at least 0; channels that haven't changed have no bound.
         lowest = torch.minimum(new.amin(0), old.amin(0))
-        is_same = (scale == 1) & (offset == 0)
         return Correction(scale, offset, lowest.masked_fill(is_same, -torch.inf))
 
     def mean(self) -> float:

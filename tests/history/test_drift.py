@@ -31,6 +31,19 @@ def test_rows_that_have_not_changed_are_left_exactly_as_they_are():
     assert torch.equal(halo, rows[n_id[20:]])
 
 
+def test_rounding_is_no_change():
+    torch.manual_seed(0)
+    rows = torch.randn(50, 8) * torch.logspace(-3, 3, 8)
+    own = rows[:20] * (1 + 1e-6 * torch.randn(20, 8))
+    correct = DriftCorrection().measure(make_history(rows), own, torch.arange(20))
+    halo = rows[20:].clone()
+    correct(halo)
+    assert torch.equal(halo, rows[20:])
+    correct = DriftCorrection().measure(make_history(rows), own * 1.001, torch.arange(20))
+    correct(halo)
+    assert not (halo == rows[20:]).all(0).any()
+
+
 def test_the_halo_follows_half_of_the_way():
     torch.manual_seed(0)
     rows = torch.randn(60, 4)
