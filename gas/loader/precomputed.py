@@ -71,8 +71,10 @@ class FeatureSums:
     def _find(self, x: Tensor, weighted: bool, reduce: str, spmm: Product) -> Tensor | None:
         key, relabel = (weighted, reduce), self._relabel
         known = self._tables.get(key)
-        if known is not None and known[0] is x and known[1] == version(x):
-            return known[2]
+        if known is not None and known[0] is x:
+            if known[1] != version(x):  # Features that are written to while training have none.
+                self._tables[key] = x, version(x), None
+            return self._tables[key][2]
         if not torch.is_grad_enabled():
             return None  # They pay from the second pass on.
         sums = None

@@ -86,7 +86,8 @@ class SubgraphLoader(BatchCutter, DataLoader):
             of :mod:`gas.nn` begins, ``A x``, once for the whole graph. Batches then read a row of
             them for each of their nodes, instead of the halo's features and all edges. They take
             as much memory as the features do, and at most a quarter of what is free; features that
-            are learnt, sparse, quantised or on disk have none. (default: ``True``)
+            are learnt, changed in place, sparse, quantised or on disk have none. (default:
+            ``True``)
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``, or
             ``sampler``: a :class:`gas.loader.PartSampler`; ``DistributedSampler(range(num_parts))``
             distributes the parts among processes, which a graph with ``shards`` doesn't need.

@@ -65,7 +65,7 @@ def test_what_is_written_while_training_is_read(tmp_path):
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         losses = []
         for _ in range(3):
-            for batch in gas.SubgraphLoader(data, batch_size=2, log=False):
+            for batch in gas.SubgraphLoader(data, batch_size=2, precompute=False, log=False):
                 own = batch.own
                 loss = torch.nn.functional.cross_entropy(model(batch), own.y)
                 optimizer.zero_grad()
