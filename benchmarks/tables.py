@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from common import load, markdown
+from grid import FULL, HISTORIES, best_rate, is_done
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -231,19 +232,12 @@ def headline() -> str:
 def grid() -> str:
     """Return the best learning rate of each of both: validation scores, and seconds to accuracy."""
     cases, rows = load("grid")["cases"], []
-    cells: dict[str, dict[str, dict[str, Any]]] = {}
-    for case, runs in cases.items():
-        cell, rate = case.rsplit(":", 1)
-        cells.setdefault(cell, {})[rate] = runs
-    for cell, rates in cells.items():
-        if len(rates) < 3 or not all("auto" in runs for runs in rates.values()):
-            continue  # It isn't finished.
+    for cell in dict.fromkeys(case.rsplit(":", 1)[0] for case in cases):
+        if not is_done(cases, cell):
+            continue
         graph, model, norm = cell.rsplit(":", 2)
-        chosen = {
-            way: max(rates, key=lambda rate, way=way: max(rates[rate][way]["val"]))
-            for way in ("full batch", "auto")
-        }
-        full, ours = (rates[rate][way] for way, rate in chosen.items())
+        chosen = {way: best_rate(cases, cell, way) for way in (FULL, HISTORIES)}
+        full, ours = (cases[f"{cell}:{rate}"][way] for way, rate in chosen.items())
         until = [seconds_until(run, max(full["val"]) - 0.005) for run in (full, ours)]
         rows.append([
             graph, f"{MODELS.get(model, model)}, {NORMS[norm]}",

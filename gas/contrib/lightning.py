@@ -12,10 +12,10 @@ from gas import EvalSubgraphLoader, SubgraphLoader
 try:
     from lightning import LightningDataModule
 except ImportError:
-    LightningDataModule = None
+    LightningDataModule = object  # So that the class can be imported; making one raises.
 
 
-class PartitionData(LightningDataModule or object):  # type: ignore[misc]
+class PartitionData(LightningDataModule):
     """Data module of the mini-batches of a partitioned graph.
 
     For example::
@@ -43,7 +43,7 @@ class PartitionData(LightningDataModule or object):  # type: ignore[misc]
     def __init__(
         self, graph: Data | str | Path, batch_size: int | None = None, **options: Any
     ) -> None:
-        if LightningDataModule is None:
+        if LightningDataModule is object:
             raise ImportError("gas.lightning needs the package: pip install lightning")
         super().__init__()
         options = {"shuffle": True, "log": False, **options}

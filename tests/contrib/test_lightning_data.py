@@ -15,7 +15,7 @@ ignores_warnings = pytest.mark.filterwarnings("ignore")
 
 
 def test_without_lightning(monkeypatch):
-    monkeypatch.setattr("gas.contrib.lightning.LightningDataModule", None)
+    monkeypatch.setattr("gas.contrib.lightning.LightningDataModule", object)
     with pytest.raises(ImportError, match="pip install lightning"):
         gas.lightning.PartitionData("graph")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -232,8 +233,8 @@ def _narrow(graph: Data) -> None:
 
 
 @pytest.mark.parametrize("change", [_learn, _quantize, _narrow])
-def test_other_features_have_none(graph: Data, change: object) -> None:
-    change(graph)  # type: ignore[operator]
+def test_other_features_have_none(graph: Data, change: Callable[[Data], None]) -> None:
+    change(graph)
     loader = gas.SubgraphLoader(graph, log=False)
     x = loader.cut([0]).features()
     assert getattr(x, "find_sums", None) is None

@@ -33,7 +33,7 @@ class Rigid(MemoryStore):
 
 
 def no_lightning(t):
-    t.patch.setattr("gas.contrib.lightning.LightningDataModule", None)
+    t.patch.setattr("gas.contrib.lightning.LightningDataModule", object)
     return gas.lightning.PartitionData(ring())
 
 
