@@ -68,11 +68,11 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/nn/mixture.py": ["nn/test_mixture.py", "nn/test_conv_edge.py"],
     "gas/nn/spmm.py": ["nn/test_spmm.py", "nn/test_conv.py", "nn/test_transforms.py"],
     **{
-        f"gas/scalable/{name}.py": [
+        f"gas/scalable/distributed/{name}.py": [
             "distributed/test_ranks.py",
             "distributed/test_ranks_gradients.py",
         ]
-        for name in ("distributed", "ranks")
+        for name in ("distribute", "ranks")
     },
 }
 

@@ -40,7 +40,7 @@ from gas.scalable.checks import (
     explain,
     wrong_calls_error,
 )
-from gas.scalable.ranks import ModelRanks, check_connected
+from gas.scalable.distributed.ranks import ModelRanks, check_connected
 
 BANKS = ("original", "per_view")
 BatchArgs = tuple[int | None, Tensor | None, Tensor | None, Tensor | None]

@@ -20,9 +20,9 @@ from gas.native import report_progress, share_cores
 from gas.scalable.base import preserve_modes
 from gas.scalable.call import BatchModel, StopForward, run_to_history
 from gas.scalable.checks import adjacency, check_graph, collect_kwargs
+from gas.scalable.distributed.ranks import one_shard_error
 from gas.scalable.node_predictor import mark_exact, unwrap_prefetch
 from gas.scalable.norms import GraphNorms
-from gas.scalable.ranks import one_shard_error
 
 # Each batch with its output, or None if its forward pass ended before.
 SweepOutputs = Iterator[tuple[SubData, Tensor | None]]

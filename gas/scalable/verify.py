@@ -20,9 +20,9 @@ from gas.history import History, relative_error
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, batches_in_order
 from gas.native import check_integer, free_memory
 from gas.scalable.base import preserve_modes
+from gas.scalable.distributed.ranks import check_alone
 from gas.scalable.inference import assemble, run_inference
 from gas.scalable.memory import activation_bytes
-from gas.scalable.ranks import check_alone
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
