@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import gas
-from gas.native import check_index, check_integer, check_range, make_folder, transfer
+from gas.native import check_index, check_integer, check_range, make_folder
 
 ABOUT = b"about"  # The key of the description; keys of rows have eight bytes.
 BLOCK_ROWS = 65536  # Rows that are read or written together.
@@ -187,6 +187,4 @@ def write_rows(x: gas.history.Encoded, index: Tensor, rows: Tensor) -> None:
         raise ValueError(
             f"'rows' has shape {list(rows.shape)}, expected [{index.numel()}, {x.size(1)}]"
         )
-    name, values = x.codec.name, rows.detach().cpu()
-    encoded = name in transfer.CODECS
-    x.store.write(index, transfer.encode_torch(name, values.float()) if encoded else values)
+    x.store.write(index, x.codec.encode(rows.detach().cpu()))

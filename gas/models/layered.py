@@ -242,7 +242,8 @@ class LayeredGNN(ScalableGNN):
         if self.bns:
             h = self.bns[layer](h)
         if self.residual and h.size(-1) == x.size(-1):
-            h = h + first_rows(x, h.size(0)).to_dense()
+            own = first_rows(x, h.size(0))
+            h = h + (own if own.layout == torch.strided else own.to_dense())
         return self.activation(h)
 
     def _conv(

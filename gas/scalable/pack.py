@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gas.history import DiskStore, History, PackedRows, Packing
+from gas.history import DiskStore, History, Packing
 from gas.loader import SubgraphLoader
 from gas.native import bytes_of, free_memory, human
 from gas.scalable.base import HistoryModel
@@ -67,8 +67,7 @@ def pack(
         raise ValueError(
             f"'path' is {str(path)!r}, which is no directory: make it, or name another"
         )
-    for history in histories:
-        packable_store(history, loader.num_nodes)
+    stores = [_packable_store(history, loader.num_nodes) for history in histories]
     table = loader.get_mapped_features()
     if table is None and not histories:
         raise ValueError(
@@ -83,18 +82,21 @@ def pack(
         raise MemoryError(
             f"'memory' is {human(limit)}, but {human(free_memory())} are free: give less"
         )
-    made = [pack_rows(history, packing) for history in histories]
+    made = [
+        store.make_packed(packing, history.engine.pool)
+        for store, history in zip(stores, histories, strict=True)
+    ]
     features = None if table is None else table.make_packed(packing, folder)
     for history, packed in zip(histories, made, strict=True):  # Only after all copies were made.
         history.wait()
         history.store.packed = packed
     if table is not None and features is not None:
-        table.pack(features)
+        table.store.packed = features
         made.append(features)
         loader.use_features(table)
     return PackingSummary(
-        packing.num_segments,
-        packing.num_copied_rows,
+        len(packing.writers),
+        len(packing.rows),
         sum(one.nbytes for one in made),
         len(packing.hot),
         packing.nbytes + sum(one.hot.nbytes for one in made),
@@ -102,7 +104,7 @@ def pack(
     )
 
 
-def packable_store(history: History, num_nodes: int) -> DiskStore:
+def _packable_store(history: History, num_nodes: int) -> DiskStore:
     """Return the disk store of a history, whose rows can be copied in the order of reads.
 
     Raises:
@@ -121,19 +123,6 @@ def packable_store(history: History, num_nodes: int) -> DiskStore:
             f"{history.num_embeddings}: use model.for_graph(num_nodes), which shares the weights"
         )
     return store
-
-
-def pack_rows(history: History, packing: Packing) -> PackedRows:
-    """Copy rows of a history so that a mini-batch finds its rows with few reads.
-
-    Returns:
-        The copies, to be set as ``history.store.packed``; the history itself isn't changed.
-
-    Raises:
-        ValueError: If the store isn't on disk, or the packing is of another graph.
-        OSError: If the disk has no room for the copies.
-    """
-    return packable_store(history, packing.num_rows).make_packed(packing, history.engine.pool)
 
 
 def _find_reads(loader: SubgraphLoader) -> tuple[Tensor, Iterable[Tensor]]:
