@@ -113,15 +113,7 @@ class Encoded(Tensor):
         return 0 if table is None or table.is_inference() else table._version
 
     def make_packed(self, packing: Packing, folder: str | Path) -> PackedRows:
-        """Copy rows into an order in which a mini-batch needs few reads, for :meth:`pack`.
-
-        Args:
-            packing: The rows to copy, and their order.
-            folder: The folder of the copies, a file without a name.
-
-        Raises:
-            OSError: If the disk has no room for the copies.
-        """
+        """Return copies of the rows for ``store.packed``; see :class:`PackedRows`."""
         assert isinstance(self.store, TableStore)
         return PackedRows(self.store.table, packing, folder, buffers.SHARED)
 
