@@ -115,31 +115,25 @@ class _CompleteLoader:
         for batch in self._loader:
             yield batch
             done[batch.n_id[: batch.batch_size].cpu()] = True
-        _check_complete(done)
-
-
-def _check_complete(done: Tensor) -> None:
-    """Refuse a loader whose batches lack some nodes."""
-    if not bool(done.all()):
-        raise ValueError(
-            f"'loader' yields {int(done.sum())} of the graph's {done.numel()} nodes: inference "
-            "goes over it once for each layer and needs all of them each time, as "
-            "EvalSubgraphLoader(data, ptr) yields"
-        )
+        if not bool(done.all()):
+            raise ValueError(
+                f"'loader' yields {int(done.sum())} of the graph's {done.numel()} nodes: inference "
+                "goes over it once for each layer and needs all of them each time, as "
+                "EvalSubgraphLoader(data, ptr) yields"
+            )
 
 
 def assemble(outputs: SweepOutputs, num_nodes: int) -> Tensor:
-    """Copy the outputs of batches into one tensor of ``num_nodes`` rows on the CPU."""
+    """Copy the outputs of batches into one tensor of ``num_nodes`` rows on the CPU.
+
+    Together the batches have every node.
+    """
     out: Tensor | None = None
-    done = torch.zeros(num_nodes, dtype=torch.bool)
     for batch, rows in outputs:
         assert rows is not None
         if out is None:
             out = rows.new_zeros(num_nodes, *rows.shape[1:], device="cpu")
-        nodes = batch.n_id[: batch.batch_size].cpu()
-        out[nodes] = rows.cpu()
-        done[nodes] = True
-    _check_complete(done)
+        out[batch.n_id[: batch.batch_size].cpu()] = rows.cpu()
     assert out is not None
     return out
 
@@ -262,14 +256,14 @@ def refresh(
         mark_exact(model, getattr(loader, "data", None))
 
 
-def loader_of(graph: Any, batch_size: int | None, options: Mapping[str, Any], method: str) -> Any:
-    """Return a loader of a clustered graph, or the given loader, for a method of a model."""
+def loader_of(graph: Any, batch_size: int | None, options: Mapping[str, Any], call: str) -> Any:
+    """Return a loader of a clustered graph, or the given loader; ``call`` is shown in errors."""
     if isinstance(graph, Data):
         return EvalSubgraphLoader(graph, None, batch_size, log=False, **options)
     if options:
         raise ValueError(
             f"{', '.join(map(repr, options))} given with a loader, which has its own: pass the "
-            f"graph, model.{method}(graph, ...)"
+            f"graph, {call}"
         )
     return unwrap_prefetch(graph)
 
@@ -288,7 +282,7 @@ def predict_every_node(
     """
     leave_cores = getattr(unwrap_prefetch(graph), "leave_cores", options.get("leave_cores", True))
     with share_cores(leave_cores):  # Also while the loader is made.
-        loader = loader_of(graph, batch_size, options, "predict")
+        loader = loader_of(graph, batch_size, options, "model.predict(graph, ...)")
         data = loader.data
         if PERM not in data:
             raise ValueError(
