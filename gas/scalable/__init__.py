@@ -27,7 +27,7 @@ from gas.scalable.node_predictor import (
 )
 from gas.scalable.norms import GraphNorms, is_tracked
 from gas.scalable.one_batch import OneBatch
-from gas.scalable.pack import is_packed
+from gas.scalable.pack import is_packed, pack_rows
 from gas.scalable.prefetch import PrefetchLoader
 from gas.scalable.verify import Verification, verify
 
@@ -59,6 +59,7 @@ __all__ = [
     "idle_bytes",
     "is_exact",
     "is_packed",
+    "pack_rows",
     "is_tracked",
     "preserve_state",
     "mark_exact",

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gas.history import DiskStore, History, Packing
+from gas.history import DiskStore, History, PackedRows, Packing
 from gas.loader import SubgraphLoader
 from gas.native import bytes_of, free_memory, human
 from gas.scalable.base import HistoryModel
@@ -67,7 +67,8 @@ def pack(
         raise ValueError(
             f"'path' is {str(path)!r}, which is no directory: make it, or name another"
         )
-    stores = [_packable_store(history, loader.num_nodes) for history in histories]
+    for history in histories:
+        _packable_store(history, loader.num_nodes)
     table = loader.get_mapped_features()
     if table is None and not histories:
         raise ValueError(
@@ -82,10 +83,7 @@ def pack(
         raise MemoryError(
             f"'memory' is {human(limit)}, but {human(free_memory())} are free: give less"
         )
-    made = [
-        store.make_packed(packing, history.engine.pool)
-        for store, history in zip(stores, histories, strict=True)
-    ]
+    made = [pack_rows(history, packing) for history in histories]
     features = None if table is None else table.make_packed(packing, folder)
     for history, packed in zip(histories, made, strict=True):  # Only after all copies were made.
         history.wait()
@@ -123,6 +121,16 @@ def _packable_store(history: History, num_nodes: int) -> DiskStore:
             f"{history.num_embeddings}: use model.for_graph(num_nodes), which shares the weights"
         )
     return store
+
+
+def pack_rows(history: History, packing: Packing) -> PackedRows:
+    """Return copies of a history's rows, to be set as ``history.store.packed``.
+
+    Raises:
+        ValueError: If the store isn't on disk, or the packing is of another graph.
+        OSError: If the disk has no room for the copies.
+    """
+    return _packable_store(history, packing.num_rows).make_packed(packing, history.engine.pool)
 
 
 def _find_reads(loader: SubgraphLoader) -> tuple[Tensor, Iterable[Tensor]]:
