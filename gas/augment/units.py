@@ -91,11 +91,7 @@ class Units:
         return kept
 
     def check(self, data: Data) -> None:
-        """Refuse another graph than the one that the units were read from.
-
-        Raises:
-            ValueError: If the edges differ, or were changed since.
-        """
+        """Refuse another graph than the one that the units were read from."""
         if version(self._edge_index) != self._version:
             raise ValueError(
                 "'edge_index' was changed in place after the augmentation was built on it: build a "

@@ -313,11 +313,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def check_files(path: Path, manifest: dict[str, Any]) -> None:
-    """Check the files of a checkpoint against the checksums of the manifest.
-
-    Raises:
-        CheckpointError: Naming the first file that is missing or differs.
-    """
+    """Check the files of a checkpoint against the checksums of the manifest."""
     files = manifest.get("files")
     if not isinstance(files, dict):
         raise CheckpointError(f"{path / MANIFEST} names no files: it is no checkpoint of gas")

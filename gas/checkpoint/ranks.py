@@ -274,11 +274,7 @@ def _explain_redistribution(before: int, now: int) -> str:
 
 
 def _read(source: Source, rank: int) -> SavedRank:
-    """Read the checkpoint of a rank.
-
-    Raises:
-        CheckpointError: If it is damaged or missing, naming the rank.
-    """
+    """Read the checkpoint of a rank."""
     path = source.path(rank)
     try:
         files = CheckpointReader(path)
@@ -315,11 +311,7 @@ def _advice(source: Source, path: Path) -> str:
 
 
 def _restore_exchange(exchange: Exchange, state: Any, histories: Sequence[History]) -> None:
-    """Restore the message that was in transit.
-
-    Raises:
-        CheckpointError: If the state isn't one that was saved.
-    """
+    """Restore the message that was in transit."""
     try:
         exchange.restore(state, histories)
     except ValueError as error:

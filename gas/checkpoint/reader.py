@@ -219,11 +219,7 @@ class CheckpointReader:
 
 
 def _check_optimizer(optimizer: Any, state: Any) -> None:
-    """Refuse the state of another optimizer.
-
-    Raises:
-        ValueError: Naming what differs.
-    """
+    """Refuse the state of another optimizer."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         return
     groups = state.get("param_groups") if isinstance(state, dict) else None

@@ -223,11 +223,7 @@ class HeteroExperiment:
 
 
 def _find_target_type(data: HeteroData) -> str:
-    """Return the node type to predict.
-
-    Raises:
-        ValueError: If none, or several, have labels; or a type has no features.
-    """
+    """Return the node type to predict."""
     for name in data.node_types:
         if "x" not in data[name]:
             raise ValueError(
@@ -247,11 +243,7 @@ def _find_target_type(data: HeteroData) -> str:
 def _train_epoch(
     model: Any, loader: Any, optimizer: torch.optim.Optimizer, kind: str, epoch: int, split: int = 0
 ) -> float:
-    """Take a step for each mini-batch with training nodes, and return their mean loss.
-
-    Raises:
-        FloatingPointError: If a loss isn't finite.
-    """
+    """Take a step for each mini-batch with training nodes, and return their mean loss."""
     model.train()
     total, count = 0.0, 0
     for number, batch in enumerate(loader, 1):

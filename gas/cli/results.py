@@ -32,11 +32,7 @@ def find_missing_packages() -> dict[str, str]:
 
 
 def check_disk_space(folder: Path, experiment: Experiment) -> None:
-    """Refuse a folder whose disk has no room for the results of a run.
-
-    Raises:
-        OSError: Naming the free and the needed bytes.
-    """
+    """Refuse a folder whose disk has no room for the results of a run."""
     with contextlib.closing(experiment.make_model(histories=False)) as model:
         state = sum(value.nbytes for value in model.state_dict().values())
     rows = experiment.data.num_nodes * (64 + 8 * experiment.out_channels)

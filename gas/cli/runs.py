@@ -256,11 +256,7 @@ def load_run(folder: str | Path) -> SavedRun:
 
 
 def _order_features(data: Data, names: Sequence[str], found: Sequence[str]) -> Tensor:
-    """Return features in the order of the columns of the training.
-
-    Raises:
-        ValueError: If a column is missing.
-    """
+    """Return features in the order of the columns of the training."""
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(

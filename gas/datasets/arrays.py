@@ -179,21 +179,13 @@ def not_finite_error() -> ValueError:
 
 
 def check_targets(y: Tensor) -> None:
-    """Refuse real targets that are NaN.
-
-    Raises:
-        ValueError: If one is.
-    """
+    """Refuse real targets that are NaN."""
     if y.dim() == 1 and y.is_floating_point() and bool(y.isnan().any()):
         raise not_finite_error()
 
 
 def check_classes(y: Tensor) -> None:
-    """Refuse a number of classes that can't be meant.
-
-    Raises:
-        ValueError: If most classes up to the largest don't occur.
-    """
+    """Refuse a number of classes that can't be meant."""
     if y.dim() > 1 or y.is_floating_point():
         return
     distinct = torch.unique(y[y >= 0])

@@ -104,11 +104,7 @@ class EdgeStream:
         self._type_numbers: dict[Any, int] = {}  # By type, in order of first occurrence.
 
     def _open_values(self, file: Path, role: str, is_in_table: bool) -> np.ndarray:
-        """Open a separate file of weights, attributes or types.
-
-        Raises:
-            ValueError: If they are in the edges' table, too, or have the wrong shape.
-        """
+        """Open a separate file of weights, attributes or types."""
         is_array = format_of(file) == ".npy"
         if not is_array and not self._is_whole:
             raise ValueError(
@@ -272,11 +268,7 @@ def set_edges(stream: EdgeStream, block: EdgeBlock, nodes: Nodes, data: Data) ->
 
 
 def _edge_array(file: Path) -> np.ndarray:
-    """Map an array of edges, and transpose it to shape ``[2, E]`` if it is ``[E, 2]``.
-
-    Raises:
-        ValueError: If it has another shape or type.
-    """
+    """Map an array of edges, and transpose it to shape ``[2, E]`` if it is ``[E, 2]``."""
     array = map_array(file)
     if array.ndim == 2 and array.shape[1] == 2 and not (len(array) == 2 and "index" in file.stem):
         array = array.T
@@ -291,11 +283,7 @@ def _edge_array(file: Path) -> np.ndarray:
 def _edge_columns(
     file: Path, columns: Mapping[str, str]
 ) -> tuple[Table, dict[str, str], list[str]]:
-    """Return a table of edges, its columns by role, and the columns of attributes.
-
-    Raises:
-        ValueError: If the columns of source and target are ambiguous.
-    """
+    """Return a table of edges, its columns by role, and the columns of attributes."""
     table, found = open_table(file, EDGE_COLUMNS, columns)
     others = [name for name in table.types if name not in found.values()]
     rest = [name for name in others if name.lower() not in INDEX]
@@ -339,11 +327,7 @@ def _length_error(values: np.ndarray, role: str, found: int, more: str) -> Value
 
 
 def _text_ids(column: Any, file: Path, is_bounded: bool) -> np.ndarray:
-    """Convert text ids as :func:`plain_ids` does, from UTF-8 of a fixed width.
-
-    Raises:
-        ValueError: If the width is bounded, and an id is longer than it may be.
-    """
+    """Convert text ids as :func:`plain_ids` does, from UTF-8 of a fixed width."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

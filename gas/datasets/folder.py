@@ -128,11 +128,7 @@ def read_node_table(
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
-    """Refuse unknown roles in ``columns``.
-
-    Raises:
-        ValueError: Naming it.
-    """
+    """Refuse unknown roles in ``columns``."""
     unknown = set(columns) - {*EDGE_COLUMNS, *NODE_COLUMNS, TYPE}
     if unknown:
         raise ValueError(
@@ -158,11 +154,7 @@ def find_graph_files(path: Path) -> dict[str, Path]:
 def check_node_columns(
     tables: list[NodeFile], columns: Mapping[str, str], files: Mapping[str, Path], path: Path
 ) -> None:
-    """Refuse names in ``columns`` that no table has.
-
-    Raises:
-        ValueError: Naming the role.
-    """
+    """Refuse names in ``columns`` that no table has."""
     for role in set(columns) - set(EDGE_COLUMNS):
         known = [name for table in tables for name in table.columns]
         if role == TYPE and format_of(files["edges"]) != ".npy":

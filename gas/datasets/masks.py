@@ -136,11 +136,7 @@ def _check_ids(key: str, ids: Tensor, num_nodes: int) -> Tensor:
 
 
 def check_parts(data: Data) -> None:
-    """Refuse masks without a node.
-
-    Raises:
-        ValueError: Naming the mask.
-    """
+    """Refuse masks without a node."""
     for key in MASKS:
         if key in data:
             empty = ~data[key].bool().view(data[key].size(0), -1).any(dim=0)

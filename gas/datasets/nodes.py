@@ -61,11 +61,7 @@ class Nodes:
         return rows
 
     def _check(self, ids: np.ndarray, known: np.ndarray, file: str) -> None:
-        """Refuse unknown ids.
-
-        Raises:
-            ValueError: Naming the first.
-        """
+        """Refuse unknown ids."""
         if not known.all():
             row = ", whose rows are counted from 0" if self.ids is None else ""
             first = ids[~known][0].item()
@@ -149,11 +145,7 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
 
 
 def _find_columns(table: Table, found: dict[str, str], role: str, wanted: str | None) -> list[str]:
-    """Add the columns of ids and of the ``wanted`` role to ``found``; return the other columns.
-
-    Raises:
-        ValueError: If columns have no names, or the column of ids is ambiguous.
-    """
+    """Add the columns of ids and of the ``wanted`` role to ``found``; return the other columns."""
     file = table.path
     rest = [name for name in table.types if name not in found.values()]
     if not table.has_names and role != "x" and len(rest) > 1:

@@ -36,11 +36,7 @@ def number_types(codes: np.ndarray, distinct: np.ndarray, file: Path) -> tuple[T
 def check_no_missing_types(
     codes: np.ndarray, distinct: np.ndarray, file: Path, first: int = 0
 ) -> None:
-    """Refuse missing, empty and NaN types, and dates; ``first`` is the number of the first row.
-
-    Raises:
-        ValueError: Naming the first such row.
-    """
+    """Refuse missing, empty and NaN types, and dates; ``first`` is the number of the first row."""
     blank = distinct == "" if distinct.dtype.kind in "UO" else distinct != distinct
     codes = np.where(np.isin(codes, np.flatnonzero(blank)), -1, codes)
     if (codes < 0).any():

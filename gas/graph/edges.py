@@ -89,11 +89,7 @@ def _check_ends(edges: Edges, name: str) -> Edges:
 
 
 def check_ids(ids: Tensor, num_nodes: int, name: str) -> None:
-    """Refuse ids of nodes outside ``[0, num_nodes)``.
-
-    Raises:
-        ValueError: Naming one.
-    """
+    """Refuse ids of nodes outside ``[0, num_nodes)``."""
     if ids.numel() == 0:
         return
     low, high = (int(v) for v in torch.aminmax(ids))
@@ -202,11 +198,7 @@ def _check_fits(data: Data, num_rows: int) -> None:
 
 
 def check_nodes(data: Data, num_nodes: int) -> None:
-    """Refuse attributes without one row per node that should have one, such as masks.
-
-    Raises:
-        ValueError: Naming the attribute.
-    """
+    """Refuse attributes without one row per node that should have one, such as masks."""
     for key, value in data:
         per_node = key in ("x", "y", "n_id") or key.endswith("_mask")
         if not per_node or not isinstance(value, Tensor) or value.dim() == 0:
@@ -219,11 +211,7 @@ def check_nodes(data: Data, num_nodes: int) -> None:
 
 
 def check_edge_rows(data: Data, num_edges: int) -> None:
-    """Refuse ``edge_attr`` and ``edge_type`` without one row per edge.
-
-    Raises:
-        ValueError: Naming the attribute.
-    """
+    """Refuse ``edge_attr`` and ``edge_type`` without one row per edge."""
     for key in ("edge_attr", "edge_type"):
         value = data.get(key)
         if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) != num_edges:
@@ -234,11 +222,7 @@ def check_edge_rows(data: Data, num_edges: int) -> None:
 
 
 def check_weight(weight: Tensor | None, start: int = 0) -> None:
-    """Refuse weights, those of the edges from ``start`` on, that aren't finite.
-
-    Raises:
-        ValueError: Naming the first.
-    """
+    """Refuse weights, those of the edges from ``start`` on, that aren't finite."""
     if weight is None or not weight.is_floating_point():
         return
     for first in range(0, weight.numel(), BLOCK):

@@ -110,11 +110,7 @@ def types_of(data: HeteroData) -> Types:
 
 
 def check_features(data: HeteroData) -> None:
-    """Refuse NaN and infinite features of nodes and edges.
-
-    Raises:
-        ValueError: Naming the type.
-    """
+    """Refuse NaN and infinite features of nodes and edges."""
     for name in data.node_types:
         check_finite(f"data['{name}'].x", data[name].get("x"))
     for kind in data.edge_types:

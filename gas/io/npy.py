@@ -108,11 +108,7 @@ def map_private(file: int, dtype: np.dtype, start: int, shape: tuple[int, ...]) 
 
 
 def check_inside(path: Path) -> None:
-    """Refuse a symbolic link to a file outside of its folder.
-
-    Raises:
-        ValueError: Naming its target.
-    """
+    """Refuse a symbolic link to a file outside of its folder."""
     if not path.is_symlink():
         return
     target = os.path.realpath(path)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gas.native import extension as native
 from gas.native.dropout import dropout as drop
-from gas.native.matrix import Matrix, address, native_matrix, native_transpose, run
+from gas.native.matrix import Matrix, native_matrix, native_transpose, run
 
 
 class Dropout(NamedTuple):
@@ -48,22 +48,10 @@ def attention(
     positive = torch.empty_like(out) if keep_state else out.new_empty(0)
     if not native.has_kernels(x, source, target, m.col):
         return _attention_torch(m, x, source, target, slope, dropout)
-    run(
-        "attention",
-        x,
-        native_matrix(m),
-        native_attention(heads, width, slope, dropout),
-        x.data_ptr(),
-        source.data_ptr(),
-        target.data_ptr(),
-        out.data_ptr(),
-        [maximum.data_ptr(), total.data_ptr(), weight.data_ptr(), address(positive)],
-    )
+    options = native_attention(heads, width, slope, dropout)
+    state = [maximum, total, weight, positive]
+    run("attention", x, native_matrix(m), options, x, source, target, out, state)
     return out, maximum, total, weight, positive
-
-
-def _state_address(positive: Tensor) -> int:
-    return positive.data_ptr() if positive.numel() else 0
 
 
 def native_attention(heads: int, width: int, slope: float, dropout: Dropout) -> object:
@@ -87,28 +75,14 @@ def attention_backward(
     if not native.has_kernels(x, source, target, m.col):
         return _attention_backward_torch(m, x, source, target, slope, dropout, grad)
     heads, width = x.size(1), x.size(2)
-    maximum, total, weight, positive = state
     grad_x, grad_source = torch.empty_like(x), torch.empty_like(source)
     grad_target = torch.empty_like(target)
     scratch = target.new_empty(4 * target.numel())
-    run(
-        "attention_backward",
-        x,
-        native_transpose(m),
-        m.num_rows,
-        native_attention(heads, width, slope, dropout),
-        x.data_ptr(),
-        source.data_ptr(),
-        target.data_ptr(),
-        out.data_ptr(),
-        grad.data_ptr(),
-        [maximum.data_ptr(), total.data_ptr(), weight.data_ptr(), address(positive)],
-        scratch.data_ptr(),
-        grad_x.data_ptr(),
-        grad_source.data_ptr(),
-        grad_target.data_ptr(),
-    )
-    return grad_x, grad_source, grad_target
+    settings = m.num_rows, native_attention(heads, width, slope, dropout)
+    given = x, source, target, out, grad, list(state), scratch
+    grads = grad_x, grad_source, grad_target
+    run("attention_backward", x, native_transpose(m), *settings, *given, *grads)
+    return grads
 
 
 def _weights_torch(

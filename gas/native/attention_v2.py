@@ -31,15 +31,8 @@ def attention_v2(
         return _attention_v2_torch(m, source, target, att, slope, dropout)
     out = torch.empty_like(target)
     maximum, total = (att.new_empty(m.num_rows, att.size(0)) for _ in range(2))
-    run(
-        "attention_v2",
-        source,
-        native_matrix(m),
-        _layer(source, target, att, slope, dropout),
-        out.data_ptr(),
-        maximum.data_ptr(),
-        total.data_ptr(),
-    )
+    layer = _layer(source, target, att, slope, dropout)
+    run("attention_v2", source, native_matrix(m), layer, out, maximum, total)
     return out, maximum, total
 
 
@@ -67,19 +60,8 @@ def attention_v2_backward(
     # Without rows, nothing runs on CUDA that would write zeros to att's.
     grads = torch.empty_like(source), torch.empty_like(target), torch.zeros_like(att)
     scratch = maximum.new_empty(4 * maximum.numel())  # The CPU needs three of four.
-    run(
-        "attention_v2_backward",
-        source,
-        native_matrix(m),
-        native_transpose(m),
-        _layer(source, target, att, slope, dropout),
-        out.data_ptr(),
-        grad.data_ptr(),
-        maximum.data_ptr(),
-        total.data_ptr(),
-        scratch.data_ptr(),
-        *(tensor.data_ptr() for tensor in grads),
-    )
+    settings = native_matrix(m), native_transpose(m), _layer(source, target, att, slope, dropout)
+    run("attention_v2_backward", source, *settings, out, grad, maximum, total, scratch, *grads)
     return grads
 
 

@@ -29,8 +29,8 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     if not native.on_cpu(x):
         return _dropout_torch(x, threshold, scale, seed)
     out = buffers.empty(x.size(0), x.size(1), x) if x.dim() == 2 else torch.empty_like(x)
-    options = threshold, scale, seed, out.data_ptr()
-    native.run(f"dropout_{_TYPES[x.dtype]}", x.device, x.data_ptr(), x.numel(), *options)
+    options = threshold, scale, seed
+    native.run(f"dropout_{_TYPES[x.dtype]}", x.device, x, x.numel(), *options, out)
     return out
 
 
@@ -51,9 +51,9 @@ def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
     check_index("index", index)
     index = index.contiguous()
     out = buffers.empty(index.numel(), table.size(1), table)
-    rows = table.data_ptr(), table.size(0), table.size(1), index.data_ptr(), index.numel()
-    options = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
-    native.run(f"gather_dropout_{_TYPES[table.dtype]}", table.device, *rows, *options)
+    rows = table, table.size(0), table.size(1), index, index.numel()
+    options = round(p * 2**32), 1.0 / (1.0 - p), seed
+    native.run(f"gather_dropout_{_TYPES[table.dtype]}", table.device, *rows, *options, out)
     return out
 
 
@@ -95,9 +95,9 @@ def gather_decode_dropout(
     check_index("index", index)
     index = index.contiguous()
     out = buffers.empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
-    rows = table.data_ptr(), table.size(0), width, index.data_ptr(), index.numel()
-    options = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
-    native.run("gather_decode_dropout", table.device, CODECS[codec], *rows, *options)
+    rows = table, table.size(0), width, index, index.numel()
+    options = round(p * 2**32), 1.0 / (1.0 - p), seed
+    native.run("gather_decode_dropout", table.device, CODECS[codec], *rows, *options, out)
     return out
 
 

@@ -29,7 +29,7 @@ def find_starts(rowptr: Tensor, num_entries: int) -> Tensor:
     start = rowptr.new_empty(_num_starts(rowptr, num_entries))
     if start.numel() > 0:
         rows = native.C.Sparse(rowptr.numel() - 1, num_entries, rowptr.data_ptr(), 0, 0, 0)
-        native.launch("cuda_find_starts", rowptr.device, rows, native.C.STEP, start.data_ptr())
+        native.launch("cuda_find_starts", rowptr.device, rows, native.C.STEP, start)
     return start
 
 
@@ -100,22 +100,15 @@ def run(name: str, x: Tensor, *arguments: object) -> None:
     native.run(f"{name}_{TYPES[x.dtype]}", x.device, *arguments)
 
 
-def address(tensor: Tensor | None) -> int:
-    """Return the address of a tensor's elements; 0 for none."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 def native_matrix(m: Matrix) -> object:
     """Return a matrix in the form of the kernels."""
-    rowptr, col = m.rowptr.data_ptr(), m.col.data_ptr()
-    return native.C.Sparse(m.num_rows, m.col.numel(), rowptr, col, 0, m.start.data_ptr())
+    return native_sparse(m.num_rows, m.rowptr, m.col, None, m.start)
 
 
 def native_transpose(m: Matrix, num_cols: int | None = None) -> object:
     """Return the transpose, or its first rows, in the form of the kernels."""
     rows = m.num_cols if num_cols is None else num_cols
-    tensors = m.t_rowptr, m.t_col, m.t_entry, m.t_start
-    return native.C.Sparse(rows, m.t_col.numel(), *map(Tensor.data_ptr, tensors))
+    return native_sparse(rows, m.t_rowptr, m.t_col, m.t_entry, m.t_start)
 
 
 def native_sparse(
@@ -126,8 +119,8 @@ def native_sparse(
     start: Tensor | None = None,
 ) -> object:
     """Return compressed rows in the form of the kernels."""
-    optional = [0 if tensor is None else tensor.data_ptr() for tensor in (entry, start)]
-    return native.C.Sparse(num_rows, col.numel(), rowptr.data_ptr(), col.data_ptr(), *optional)
+    addresses = native.to_addresses((rowptr, col, entry, start))
+    return native.C.Sparse(num_rows, col.numel(), *addresses)
 
 
 def transpose(
@@ -144,21 +137,10 @@ def transpose(
     """
     if not native.on_cpu(rowptr, col):  # On CUDA, too: a stable sort.
         return _transpose_torch(rowptr, col, num_cols, kept)
-    t_rowptr, t_col, t_entry = (
-        rowptr.new_empty(num_cols + 1),
-        torch.empty_like(col),
-        torch.empty_like(col),
-    )
-    native.C.transpose(
-        native_sparse(rowptr.numel() - 1, rowptr, col),
-        num_cols,
-        kept,
-        t_rowptr.data_ptr(),
-        t_col.data_ptr(),
-        t_entry.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return t_rowptr, t_col, t_entry
+    out = rowptr.new_empty(num_cols + 1), torch.empty_like(col), torch.empty_like(col)
+    matrix = native_sparse(rowptr.numel() - 1, rowptr, col)
+    native.run("transpose", col.device, matrix, num_cols, kept, *out)
+    return out
 
 
 def _transpose_torch(

@@ -55,7 +55,8 @@ def spread(
         return _add_up(m, rows, mean, transposed, x.dtype)
     size = m.num_cols if transposed else m.num_rows
     out = x.new_empty(size, mixture.mu.size(0), x.size(1))
-    _sum("mixture_spread", m, mixture, x, x.size(1), mean, transposed, out)
+    matrix = native_transpose(m) if transposed else native_matrix(m)
+    run("mixture_spread", x, matrix, mixture.to_native(), x, x.size(1), mean, out)
     return out
 
 
@@ -78,30 +79,9 @@ def collapse(
         rows = x[_entry_ends(m, transposed)[1]].to(sum_type(x)) * mixture.weights()[:, :, None]
         return _add_up(m, rows.sum(dim=1), mean, transposed, x.dtype)
     out = x.new_empty(m.num_cols if transposed else m.num_rows, x.size(2))
-    _sum("mixture_collapse", m, mixture, x, x.size(2), mean, transposed, out)
+    matrix = native_transpose(m) if transposed else native_matrix(m)
+    run("mixture_collapse", x, matrix, mixture.to_native(), x, x.size(2), mean, out)
     return out
-
-
-def _sum(
-    name: str,
-    m: Matrix,
-    mixture: Mixture,
-    x: Tensor,
-    width: int,
-    mean: bool,
-    transposed: bool,
-    out: Tensor,
-) -> None:
-    run(
-        name,
-        x,
-        native_transpose(m) if transposed else native_matrix(m),
-        mixture.to_native(),
-        x.data_ptr(),
-        width,
-        mean,
-        out.data_ptr(),
-    )
 
 
 def backward(
@@ -135,21 +115,10 @@ def backward(
     grad_pseudo = torch.empty_like(pseudo) if keep_pseudo else pseudo.new_empty(0)
     # Without rows, nothing runs on CUDA that would write zeros.
     grad_mu, grad_sigma = torch.zeros_like(mu), torch.zeros_like(sigma)
-    run(
-        "mixture_backward",
-        own,
-        native_transpose(m) if transposed else native_matrix(m),
-        mixture.to_native(),
-        own.data_ptr(),
-        other.data_ptr(),
-        other.size(1),
-        out.data_ptr() if keep_out else 0,
-        [
-            grad_pseudo.data_ptr() if keep_pseudo else 0,
-            grad_mu.data_ptr(),
-            grad_sigma.data_ptr(),
-        ],
-    )
+    settings = native_transpose(m) if transposed else native_matrix(m), mixture.to_native()
+    grads: list[Tensor | None] = [grad_pseudo if keep_pseudo else None, grad_mu, grad_sigma]
+    given = own, other, other.size(1), out if keep_out else None
+    run("mixture_backward", own, *settings, *given, grads)
     return out, grad_pseudo, grad_mu, grad_sigma
 
 

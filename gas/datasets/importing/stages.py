@@ -333,11 +333,7 @@ class GraphImport:
 
 
 def _encode(x: Tensor, codec: Codec, first: int) -> Tensor:
-    """Encode rows by a codec.
-
-    Raises:
-        ValueError: If a finite value becomes infinite.
-    """
+    """Encode rows by a codec."""
     if codec.name in transfer.CODECS:
         stored = transfer.encode_torch(codec.name, x)
     else:

@@ -71,11 +71,7 @@ def open_if_path(graph: Any, name: str = "data") -> Any:
 
 
 def check_is_graph(graph: Any, name: str = "data") -> None:
-    """Refuse objects that aren't graphs, such as tensors, tuples and data sets.
-
-    Raises:
-        ValueError: If it is one.
-    """
+    """Refuse objects that aren't graphs, such as tensors, tuples and data sets."""
     if graph is None or isinstance(graph, Tensor | Sequence | Dataset):
         raise ValueError(
             f"'{name}' is a {type(graph).__name__}, expected a graph: a torch_geometric.data.Data, "

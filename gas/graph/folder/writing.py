@@ -208,11 +208,7 @@ def _unwritable_error(key: str, found: str, expected: str) -> ValueError:
 
 
 def _to_json(key: str, value: Any) -> Any:
-    """Convert a value to JSON; tuples become lists.
-
-    Raises:
-        ValueError: If it can't be converted.
-    """
+    """Convert a value to JSON; tuples become lists."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, list | tuple):
         return [_to_json(key, part) for part in value]
