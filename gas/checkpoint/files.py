@@ -177,11 +177,7 @@ def rank_folder(folder: Path, world_size: int, rank: int) -> Path:
 
 
 def read_newest(folder: Path) -> NewestCheckpoint | None:
-    """Return the newest checkpoint that all ranks have completed, if there is one.
-
-    Raises:
-        CheckpointError: If ``newest.json`` can't be read, or is of another program.
-    """
+    """Return the newest checkpoint that all ranks have completed, if there is one."""
     file = folder / NEWEST
 
     def error(what: str) -> CheckpointError:
@@ -215,9 +211,6 @@ def find_source(folder: Path) -> Source | None:
     """Find the newest checkpoint of a folder; the folder may be a checkpoint itself.
 
     The checkpoint of a rank stands for those of all ranks.
-
-    Raises:
-        CheckpointError: If ``newest.json`` can't be read.
     """
     if (folder / MANIFEST).exists():
         ranks = OF_RANKS.fullmatch(folder.parents[1].name) if len(folder.parents) > 2 else None
@@ -237,11 +230,7 @@ def number_of(path: Path) -> int:
 
 
 def write_newest(folder: Path, newest: NewestCheckpoint) -> None:
-    """Write ``newest.json`` for the checkpoint that all ranks have completed.
-
-    Raises:
-        OSError: If the disk is full, or the folder isn't writable.
-    """
+    """Write ``newest.json`` for the checkpoint that all ranks have completed."""
     about = {"format": FORMAT_OF_RANKS, "version": VERSION, **newest._asdict()}
     write_json(folder / NEWEST, about, indent=None, temporary=f".{NEWEST}.writing")
 
@@ -285,11 +274,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Read the manifest of a checkpoint, without its files.
-
-    Raises:
-        CheckpointError: If it is damaged, or of another program or a newer version.
-    """
+    """Read the manifest of a checkpoint, without its files."""
     file = path / MANIFEST
 
     def error(what: str) -> CheckpointError:

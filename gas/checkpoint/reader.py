@@ -40,11 +40,7 @@ LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
 
 
 class CheckpointReader:
-    """Open one checkpoint and check its files against the manifest.
-
-    Raises:
-        CheckpointError: If it is damaged.
-    """
+    """Open one checkpoint and check its files against the manifest."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

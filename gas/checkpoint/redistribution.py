@@ -110,10 +110,6 @@ class SavedRank(NamedTuple):
 class Redistribution:
     """Move each saved history row to the rank that owns its node now.
 
-    Args:
-        sources: The checkpoint of each rank.
-        into: The model and graph of this rank.
-
     Raises:
         CheckpointError: If a checkpoint is damaged.
         ValueError: If it is of another graph or model.

@@ -71,11 +71,7 @@ class Checksum(NamedTuple):
 def write_tensors(
     stream: BinaryIO, tensors: Mapping[str, Tensor | Blocks], metadata: Mapping[str, str]
 ) -> Checksum:
-    """Write tensors, in their order.
-
-    Raises:
-        ValueError: If the format lacks the type of a tensor.
-    """
+    """Write tensors, in their order."""
     parts = {k: Blocks.of(t) if isinstance(t, Tensor) else t for k, t in tensors.items()}
     header: dict[str, Any] = {METADATA: dict(metadata)}
     end = 0
@@ -130,14 +126,7 @@ class _Place(NamedTuple):
 
 
 class TensorFile:
-    """The tensors of a file, which are read on demand.
-
-    Args:
-        path: The file.
-
-    Raises:
-        CheckpointError: If the file is invalid.
-    """
+    """The tensors of a file, which are read on demand."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

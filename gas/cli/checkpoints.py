@@ -213,11 +213,7 @@ def _flatten_options(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_interval(every: int | str) -> float | None:
-    """Convert a time to seconds, and a number of epochs to ``None``.
-
-    Raises:
-        ValueError: If it is neither.
-    """
+    """Convert a time to seconds, and a number of epochs to ``None``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", str(every).strip())
     if found and float(found[1]) > 0:
         return float(found[1]) * UNITS[found[2]]

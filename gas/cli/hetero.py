@@ -93,9 +93,6 @@ class HeteroSAGE(torch.nn.Module):
 class HeteroExperiment:
     """Train :class:`HeteroSAGE` on the tables of the command line.
 
-    Args:
-        args: The command line.
-
     Raises:
         ValueError: If the data set isn't a path, or no single node type has labels.
     """

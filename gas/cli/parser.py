@@ -262,11 +262,7 @@ def _find_base(first: Options, files: str | Path | None) -> Options:
 
 
 def read_options(path: Path) -> Options:
-    """Read options from a YAML file, as if they were on a command line.
-
-    Raises:
-        ValueError: If an option is unknown, or can't be used, naming the file.
-    """
+    """Read options from a YAML file, as if they were on a command line."""
     values = read_yaml(path, (NAMES | {"published"}) - {"config"})
     architecture, _ = values.pop("architecture", None), values.pop("published", None)
     if not isinstance(architecture or {}, dict):

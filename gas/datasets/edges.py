@@ -66,9 +66,6 @@ class EdgeStream:
         files: The files by role; see :func:`gas.datasets.roles.find_files`.
         columns: Names of columns by role, given by the user.
         at_once: The number of edges to read at a time. (default: all)
-
-    Raises:
-        ValueError: If the content of a file is ambiguous.
     """
 
     def __init__(
@@ -76,7 +73,7 @@ class EdgeStream:
     ) -> None:
         self.file, self._at_once = files["edges"], at_once or sys.maxsize
         self._is_whole = at_once is None
-        self._type_names = files.get("edge_type_names")
+        self.type_names = files.get("edge_type_names")
         self.num_edges: int | None = None  # None: unknown.
         self._array = None
         self._found: dict[str, str] = {}
@@ -129,11 +126,7 @@ class EdgeStream:
         return array
 
     def blocks(self) -> Iterator[EdgeBlock]:
-        """Yield all edges in blocks.
-
-        Raises:
-            ValueError: If an edge has one end only, or lacks a number; or files differ in length.
-        """
+        """Yield all edges in blocks."""
         first = 0
         for block in self._table_blocks() if self._array is None else self._array_blocks():
             last = first + len(block.source)
@@ -205,11 +198,7 @@ class EdgeStream:
         return Values(plain_ids(distinct.to_numpy(zero_copy_only=False)), codes)
 
     def rows(self, blocks: Iterable[EdgeBlock], nodes: Nodes) -> Iterator[EdgeRows]:
-        """Convert blocks of edges between ids to edges between rows of nodes.
-
-        Raises:
-            ValueError: If an end isn't a node.
-        """
+        """Convert blocks of edges between ids to edges between rows of nodes."""
         for block in blocks:
             src, dst = (
                 nodes.rows(end.distinct, self.file.name)[end.codes]
@@ -226,33 +215,18 @@ class EdgeStream:
         """Return the final number of each type of :meth:`rows`, and the names by number.
 
         They are in the order of their names, or of the lines of the file with names.
-
-        Raises:
-            ValueError: If types are fractions, or have no name in that file.
         """
         known = list(self._type_numbers)
         is_text = bool(known) and not isinstance(known[0], (int, float))
         places, names = sort_types(np.array(known, object if is_text else None), self._type_file)
-        if self._type_names is not None:
-            listed = read_names(self._type_names)
-            places, names = place_types(names, listed, self._type_names)[places], listed
+        if self.type_names is not None:
+            listed = read_names(self.type_names)
+            places, names = place_types(names, listed, self.type_names)[places], listed
         return places, names
-
-    def leave_out_names(self) -> None:
-        """Warn of a file with names of types if edges have no types."""
-        if self._type_names is not None:
-            leave_out_names(self._type_names, "edge_type")
 
 
 def set_edges(stream: EdgeStream, block: EdgeBlock, nodes: Nodes, data: Data) -> None:
-    """Set ``edge_index`` of a graph, and the weights, attributes and types of edges, if any.
-
-    Args:
-        stream: The stream, which reads all edges in one block.
-        block: The block.
-        nodes: The nodes.
-        data: The graph, which is modified.
-    """
+    """Set ``edge_index`` of a graph, and the weights, attributes and types of edges, if any."""
     [edges] = stream.rows([block], nodes)
     if edges.weight is not None:
         data.edge_weight = torch.from_numpy(edges.weight)
@@ -263,7 +237,7 @@ def set_edges(stream: EdgeStream, block: EdgeBlock, nodes: Nodes, data: Data) ->
         places, data.edge_type_names = stream.sort_types()
         data.edge_type = torch.from_numpy(places[edges.types])
     else:
-        stream.leave_out_names()
+        leave_out_names(stream.type_names, "edge_type")
     data.edge_index = torch.from_numpy(np.stack([edges.src, edges.dst]))
 
 

@@ -31,9 +31,6 @@ class Features(NamedTuple):
             files: The files by role.
             columns: Names of columns by role, given by the user.
             at_once: The number of rows to read at a time. (default: all, in one block)
-
-        Raises:
-            ValueError: If a number is missing.
         """
         file, step = files[self.role], at_once or sys.maxsize
         if format_of(file) == ".npy":
@@ -59,16 +56,7 @@ class Features(NamedTuple):
 
 
 def find_features(read: Mapping[str, NodeFile], nodes: Nodes, has_x: bool) -> Features | None:
-    """Find the dense features among files about nodes; ``None`` if there are none.
-
-    Args:
-        read: The files, by their roles.
-        nodes: The nodes.
-        has_x: Whether there are sparse features.
-
-    Raises:
-        ValueError: If several files have features, or a file lacks a row for each node.
-    """
+    """Find the dense features among files about nodes; ``None`` if there are none."""
     roles = [role for role, file in read.items() if file.features is not None]
     if not roles:
         return None

@@ -72,10 +72,6 @@ def find_feature_names(
 ) -> list[str] | None:
     """Find the names of the columns that are features, in their order.
 
-    Args:
-        path: See :func:`gas.open_graph`.
-        columns: See :func:`gas.open_graph`.
-
     Returns:
         The names; ``None`` if there are no tables with such columns.
     """
@@ -100,9 +96,6 @@ def read_node_table(
         files: Its files by role.
         columns: Names of columns by role, given by the user.
         edge_ids: Returns the ids in edges, in blocks; called if no file lists the nodes.
-
-    Raises:
-        ValueError: If a file is invalid, or contradicts another.
     """
     read = {role: read_nodes(files[role], role, columns) for role in NODE_ROLES if role in files}
     check_node_columns(list(read.values()), columns, files, path)
@@ -114,11 +107,10 @@ def read_node_table(
     for part in SPLITS:
         for role in (part, f"{part}_mask"):
             if role in files:
-                set_attribute(
-                    data, f"{part}_mask", _mask(files[role], role, nodes), files[role].name
-                )
+                mask = _mask(files[role], role, nodes)
+                set_attribute(data, f"{part}_mask", mask, files[role].name)
     names = files.get("node_type_names")
-    if names is not None and "node_type" not in data:
+    if "node_type" not in data:
         leave_out_names(names, "node_type")
     elif names is not None:
         listed = read_names(names)
@@ -138,11 +130,7 @@ def check_columns(columns: Mapping[str, str]) -> None:
 
 
 def find_graph_files(path: Path) -> dict[str, Path]:
-    """Return the files of a folder by role; a single file is that of the edges.
-
-    Raises:
-        ValueError: If the format of the file is unknown.
-    """
+    """Return the files of a folder by role; a single file is that of the edges."""
     if not path.is_dir() and format_of(path) not in (".npy", *PARQUET, *TEXT):
         raise ValueError(
             f"'path' is {str(path)!r}, of a format that isn't known: expected "

@@ -106,10 +106,6 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
 def select_split(data: Data, split: int) -> None:
     """Keep the masks of one split, of shape ``[N]``.
 
-    Args:
-        data: The graph, which is modified.
-        split: The number of the split.
-
     Raises:
         ValueError: If the graph has no such split.
     """

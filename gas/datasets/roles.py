@@ -102,9 +102,6 @@ def open_table(
         file: The file.
         known: Known names of columns by role.
         columns: Names of columns by role, given by the user.
-
-    Raises:
-        ValueError: If several columns may have a role.
     """
     names = {name for role in known for name in known[role]} | set(columns.values())
     table = Table(file, lambda cell: cell in names or cell.lower() in names)

@@ -97,28 +97,20 @@ class FolderStore(FeatureStore, GraphStore):
             self.__dict__["_ids"] = self._csr.col.long(), self._csr.rowptr.long()
         return self._ids
 
-    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        raise _read_only_error(f"the tensor {attr.attr_name!r}")
+    def _refuse_change(self, *args: Any) -> bool:
+        """Refuse to write or remove; the last argument describes a tensor or edges."""
+        attr = args[-1]
+        what = f"the tensor {attr.attr_name!r}" if isinstance(attr, TensorAttr) else "edges"
+        raise ValueError(
+            f"{what} can't be written or removed: a graph folder is as it was written; write "
+            "another, gas.cluster(data, num_parts, out=folder)"
+        )
 
-    def _remove_tensor(self, attr: TensorAttr) -> bool:
-        raise _read_only_error(f"the tensor {attr.attr_name!r}")
-
-    def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
-        raise _read_only_error("edges")
-
-    def _remove_edge_index(self, edge_attr: EdgeAttr) -> bool:
-        raise _read_only_error("edges")
+    _put_tensor = _remove_tensor = _put_edge_index = _remove_edge_index = _refuse_change
 
     def __repr__(self) -> str:
         num_nodes, _ = self._edge_attr.size
         return f"{type(self).__name__}({num_nodes} nodes, {self._csr.col.numel()} edges)"
-
-
-def _read_only_error(what: str) -> ValueError:
-    return ValueError(
-        f"{what} can't be written or removed: a graph folder is as it was written; write another, "
-        "gas.cluster(data, num_parts, out=folder)"
-    )
 
 
 # As a source --------------------------------------------------------------------------------------
@@ -141,9 +133,6 @@ def import_stores(
     """Write the graph of PyG's stores into a folder; see :func:`gas.datasets.import_graph`.
 
     All edges are loaded into memory; rows of tensors are read in blocks.
-
-    Raises:
-        ValueError: If there are several types of nodes or edges, or tensors don't fit.
     """
     edges = _read_edges(features, graph)
     csr, num_nodes = to_csr(edges, small=True), edges.num_nodes

@@ -125,9 +125,6 @@ class Table:
             types: The type of each column.
             names: The columns of ids or names, which are dictionary-encoded. In text files only
                 empty cells of these are missing, not 'NA' or 'nan'.
-
-        Raises:
-            ValueError: If a value has another type, naming it.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -201,9 +198,6 @@ class Table:
             dtype: The type of the result. (default: float32)
             first_row: The number of the block's first row; empty cells are then refused.
                 (default: accept empty cells)
-
-        Raises:
-            ValueError: If a cell is empty, or lists differ in length.
         """
         import pyarrow as pa
 
@@ -233,11 +227,7 @@ class Table:
         return codes_of(column), plain_ids(column.dictionary.to_numpy(zero_copy_only=False))
 
     def numbers(self, names: Sequence[str], dtype: type = np.float32) -> np.ndarray:
-        """Read columns of numbers or of lists of them, of shape ``[rows, width]``; NaN where empty.
-
-        Raises:
-            ValueError: If a value is no number, or lists differ in length.
-        """
+        """Read columns of numbers or lists of numbers, ``[rows, width]``; NaN where empty."""
         return self.floats(self.read(self.number_types(names, dtype)), names, dtype)
 
     def _floats(self, column: pa.Array, name: str, number: pa.DataType) -> np.ndarray:
@@ -312,15 +302,18 @@ def plain_ids(ids: np.ndarray) -> np.ndarray:
     return ids
 
 
-def _is_value(cell: str) -> bool:
-    """Return whether a cell is a number or a truth value."""
-    if cell.lower() in ("true", "false"):
-        return True
+def is_number(value: object) -> bool:
+    """Return whether a value is a number, or the text of one."""
     try:
-        float(cell)
+        float(str(value))
     except ValueError:
         return False
     return True
+
+
+def _is_value(cell: str) -> bool:
+    """Return whether a cell is a number or a truth value."""
+    return is_number(cell) or cell.lower() in ("true", "false")
 
 
 def _is_list(kind: pa.DataType) -> bool:

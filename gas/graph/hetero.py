@@ -118,11 +118,7 @@ def check_features(data: HeteroData) -> None:
 
 
 def with_csr_types(data: HeteroData) -> HeteroData:
-    """Convert sparse features to CSR; return the graph itself if they are.
-
-    Raises:
-        ValueError: If those of a type are no matrix of numbers.
-    """
+    """Convert sparse features to CSR; return the graph itself if they are."""
     out = data
     for name in data.node_types:
         x = data[name].get("x")
@@ -237,11 +233,7 @@ def is_edge_row(data: HeteroData, kind: EdgeType, key: str, size: int) -> bool:
 
 
 def parts_of(data: HeteroData, types: Types) -> list[Tensor]:
-    """Return the parts of each type, each of shape ``[num_parts + 1]``.
-
-    Raises:
-        ValueError: If it has none.
-    """
+    """Return the parts of each type, each of shape ``[num_parts + 1]``."""
     found = [data[name].get(PARTS) for name in types.nodes]
     if any(not isinstance(parts, Tensor) for parts in found):
         raise ValueError("the graph has no 'parts': cut it, data = gas.cluster(data, num_parts)")

@@ -152,11 +152,7 @@ def _look_up(new_id: Tensor, ids: Tensor, in_place: bool) -> Tensor:
 
 
 def renumber_ids(key: str, ids: Tensor, new_id: Tensor) -> Tensor:
-    """Return the new ids of the nodes in a list.
-
-    Raises:
-        ValueError: If there is no such node.
-    """
+    """Return the new ids of the nodes in a list."""
     ids = ids.long()
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= new_id.numel()):
         low, high = int(ids.min()), int(ids.max())

@@ -75,9 +75,6 @@ def map_array(folder: Path, array: Array) -> np.ndarray:
     """Map an array of a folder, copy-on-write.
 
     The file must be in the folder, and its header and size must agree with ``graph.json``.
-
-    Raises:
-        ValueError: If not, naming the file.
     """
     path = folder / array.file
     check_inside(path)

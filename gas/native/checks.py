@@ -34,15 +34,7 @@ def check_integer(
 
 
 def make_folder(name: str, path: Path) -> None:
-    """Make a folder and its parents, unless it exists.
-
-    Args:
-        name: The name of the argument in the error.
-        path: The folder.
-
-    Raises:
-        OSError: If it can't be made, with the system's number and the cure.
-    """
+    """Make a folder and its parents, unless it exists."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -79,11 +71,7 @@ def check_range(name: str, index: Tensor, size: int) -> None:
 
 @contextlib.contextmanager
 def explain_missing_cuda(what: str) -> Iterator[None]:
-    """Add the cure to errors that PyTorch raises in this context because there is no CUDA.
-
-    Args:
-        what: The objects that are moved to a device, for the error.
-    """
+    """Add the cure to errors that PyTorch raises in this context because there is no CUDA."""
     try:
         yield
     except (AssertionError, RuntimeError) as error:

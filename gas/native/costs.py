@@ -79,11 +79,7 @@ def _read_kernel_costs() -> Costs:
 
 
 def save_costs(device: torch.device, costs: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Write the measured costs of a device to the cache, and use them from now on.
-
-    Raises:
-        OSError: If it can't be written.
-    """
+    """Write the measured costs of a device to the cache, and use them from now on."""
     file, every = _costs_path(), _read_kernel_costs()
     every[_device_key(device)] = costs
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -65,9 +65,6 @@ def gather_decode(table: Tensor, codec: str, width: int, index: Tensor) -> Tenso
         codec: The codec of the rows, a key of ``CODECS``.
         width: The width of decoded rows.
         index: The rows to read, of shape ``[n]``, int64.
-
-    Raises:
-        IndexError: If an index is outside ``[0, N)``.
     """
     out = buffers.empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
     Job.pull(table, index.contiguous(), out, codec, width).run()
@@ -77,19 +74,7 @@ def gather_decode(table: Tensor, codec: str, width: int, index: Tensor) -> Tenso
 def gather_decode_dropout(
     table: Tensor, codec: str, width: int, index: Tensor, p: float, seed: int
 ) -> Tensor:
-    """Compute ``dropout(gather_decode(table, codec, width, index), p, seed)`` in one pass.
-
-    Args:
-        table: See :func:`gather_decode`.
-        codec: See there.
-        width: See there.
-        index: See there.
-        p: See :func:`dropout`.
-        seed: See :func:`dropout`.
-
-    Raises:
-        IndexError: If an index is outside ``[0, N)``.
-    """
+    """Compute ``dropout(gather_decode(table, codec, width, index), p, seed)`` in one pass."""
     if not native.on_cpu(table, index):
         return dropout(gather_decode(table, codec, width, index), p, seed)
     check_index("index", index)

@@ -74,9 +74,6 @@ def explain_full_disk(path: str | Path, text: Callable[[int], str]) -> Iterator[
     Args:
         path: The file or folder that is written.
         text: Returns the error's text for a number of free bytes.
-
-    Raises:
-        OSError: With the system's number, the text and the path.
     """
     try:
         yield
@@ -170,9 +167,6 @@ def bytes_of(name: str, value: object) -> int:
         name: The name in the error.
         value: A number of bytes, or a string such as ``"6GB"``, ``"1.5 GiB"`` or ``"500MB"``: 1 GB
             is 10^9 bytes, 1 GiB 2^30.
-
-    Raises:
-        ValueError: If it is neither.
     """
     size = value
     if isinstance(value, str):

@@ -87,11 +87,7 @@ class Description(NamedTuple):
 
 
 def read_description(path: Path) -> Description:
-    """Read ``graph.json``, and check that it is consistent.
-
-    Raises:
-        ValueError: Naming the first fault, and what was expected.
-    """
+    """Read ``graph.json``, and check that it is consistent."""
     said = _check_fields(path, "it", read_json(path), ("format", "version"), None)
     if said["format"] != FORMAT:
         refuse(path, "'format'", said["format"], repr(FORMAT))

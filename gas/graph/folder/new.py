@@ -58,11 +58,7 @@ class NewFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder in this context; see :func:`lock_folder`.
-
-        Raises:
-            ValueError: If another process or thread has locked it, or has completed it since.
-        """
+        """Lock the folder in this context; see :func:`lock_folder`."""
         with lock_folder(self.path):
             self._check_contents()
             yield
@@ -140,9 +136,6 @@ def lock_folder(path: Path) -> Iterator[None]:
 
     The system unlocks the folder when the process ends, also if it is killed. A new folder that is
     still empty in the end is removed.
-
-    Raises:
-        ValueError: If it is locked.
     """
     is_new = not path.exists()
     make_folder("out", path)

@@ -33,11 +33,7 @@ MAPPED = "_gas_mapped"  # An attribute of tensors that are mapped from a file of
 
 
 def is_graph_folder(path: str | Path) -> bool:
-    """Return whether a path is a folder with a ``graph.json``.
-
-    Raises:
-        ValueError: If it is one that was left unfinished.
-    """
+    """Return whether a path is a folder with a ``graph.json``."""
     folder = Path(path)
     if (folder / NAME).is_file():
         return True
@@ -50,15 +46,7 @@ def is_graph_folder(path: str | Path) -> bool:
 
 
 def open_if_path(graph: Any, name: str = "data") -> Any:
-    """Open a graph folder that is given as a path; return anything else as it is.
-
-    Args:
-        graph: A ``Data``, or a path.
-        name: What the error calls it. (default: ``"data"``)
-
-    Raises:
-        ValueError: If there is no graph folder, or it is damaged.
-    """
+    """Open a graph folder that is given as a path; return anything else as it is."""
     if not isinstance(graph, str | Path):
         return graph
     if not is_graph_folder(graph):
@@ -85,9 +73,6 @@ def open_folder(folder: str | Path, check: bool = True) -> Data:
     Args:
         folder: The folder.
         check: Check every id of the edges, and of ``perm``. (default: ``True``)
-
-    Raises:
-        ValueError: If a file isn't what it should be, naming it.
     """
     folder = Path(folder)
     path = folder / NAME

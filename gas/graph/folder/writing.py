@@ -169,11 +169,7 @@ def _choose_file_name(key: str, taken: set[str]) -> str:
 
 
 def describe_array(key: str, value: Tensor | np.ndarray, file: str) -> Array | Sparse:
-    """Describe how an array or a tensor is stored in a file.
-
-    Raises:
-        ValueError: If it can't be stored, naming it.
-    """
+    """Describe how an array or a tensor is stored in a file."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "U":
             return Array(file, f"<U{max(value.dtype.itemsize // 4, 1)}", value.shape, numpy=True)
