@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.cli.choices import MODELS
-from gas.cli.graphs import PARTS, count_neighbors
+from gas.cli.graphs import PARTS, model_arguments
 from gas.cli.results import MODEL
 from gas.cli.settings import Settings
 from gas.datasets import find_feature_names, undo_clustering
@@ -187,11 +187,8 @@ class SavedRun:
             raise ValueError(
                 f"'graph' has {found} features, expected {widths['in_channels']}, as in training"
             )
-        architecture = dict(self.settings.architecture)
-        if "aggregators" in architecture:
-            architecture["deg"] = count_neighbors(data)
-        cls = MODELS[self.metrics["model"]]
-        model = cls(int(data.num_nodes or 0), **widths, **architecture)
+        arguments = model_arguments(self.settings.architecture, data)
+        model = MODELS[self.metrics["model"]](int(data.num_nodes or 0), **widths, **arguments)
         model.load_state_dict(state)
         return model.eval()
 
