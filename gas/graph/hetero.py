@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import cumsum
 
 from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, is_node_list
 from gas.graph.balance import balance_parts
@@ -106,7 +107,8 @@ def types_of(data: HeteroData) -> Types:
             check_ids(ids, sizes[name], f"edge_index of {edge_type_name(kind)}")
         counts.append(edge_index.size(1))
     nodes, edges = tuple(sizes), tuple(data.edge_types)
-    return Types(nodes, edges, _offsets(list(sizes.values())), _offsets(counts))
+    first_node, first_edge = (cumsum(torch.tensor(n)) for n in (list(sizes.values()), counts))
+    return Types(nodes, edges, first_node, first_edge)
 
 
 def check_features(data: HeteroData) -> None:
@@ -129,11 +131,6 @@ def with_csr_types(data: HeteroData) -> HeteroData:
     return out
 
 
-def _offsets(counts: list[int]) -> Tensor:
-    """Return the first position of each of consecutive ranges, then the total."""
-    return torch.tensor([0, *counts]).cumsum(0)
-
-
 def to_homogeneous_edges(data: HeteroData, types: Types) -> Edges:
     """Return all edges, between nodes that are numbered as one graph."""
     first = types.first_node
@@ -146,10 +143,7 @@ def to_homogeneous_edges(data: HeteroData, types: Types) -> Edges:
 
 
 def cluster_heterogeneous(
-    data: HeteroData,
-    num_parts: Any,
-    options: PartitionOptions,
-    check: bool,
+    data: HeteroData, num_parts: Any, options: PartitionOptions, check: bool
 ) -> HeteroData:
     """Partition a heterogeneous graph; see :func:`gas.cluster`. Each type gets ``parts``."""
     data = with_csr_types(data)
@@ -208,7 +202,7 @@ def _permute(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> He
                 store[key] = select_rows(value, perm)
         store.num_nodes = size
         store[PERM] = perm
-        store[PARTS] = _offsets(torch.bincount(mine, minlength=num_parts).tolist())
+        store[PARTS] = cumsum(torch.bincount(mine, minlength=num_parts))
     for kind in types.edges:
         store = out[kind]
         for key in ("edge_index", "edge_label_index"):

@@ -45,7 +45,8 @@ class Layout(abc.ABC):
 
     def num_rows(self, adj: Any) -> int | None:
         """Return the number of rows; ``None`` for an ``edge_index``, which has no size."""
-        return int(adj.size(0))
+        size = self.size(adj)
+        return None if size is None else size[0]
 
     def size(self, adj: Any) -> tuple[int, int] | None:
         """Return the number of rows and of columns; ``None`` for an ``edge_index``."""
@@ -130,9 +131,6 @@ class _EdgeIndex(Layout):
 
     def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Tensor:
         return torch.stack([col, ptr2index(rowptr.long(), col.numel())])
-
-    def num_rows(self, adj: Any) -> int | None:
-        return None
 
     def size(self, adj: Any) -> tuple[int, int] | None:
         return None

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.utils import cumsum
 
 from gas.graph.balance import balance_parts, check_classes
 from gas.graph.edges import Edges, read_edges
@@ -148,8 +149,7 @@ def find_parts(
         if log:
             moved = int((part != before).sum())
             print(f"Moved {moved:,} nodes to balance the parts", file=sys.stderr)
-    ptr = torch.zeros(num_parts + 1, dtype=torch.long)
-    torch.cumsum(torch.bincount(part, minlength=num_parts), 0, out=ptr[1:])
+    ptr = cumsum(torch.bincount(part, minlength=num_parts))
     return torch.sort(part, stable=True).indices, ptr
 
 

@@ -81,8 +81,7 @@ def permute_edges(data: Data, edges: Edges, perm: Tensor, log: bool, in_place: b
     writable = _writable(data, perm) if in_place else frozenset[str]()
     out = copy.copy(data)
     for key in (PARTS, SHARDS, BATCH_SIZE) if PARTS in out else (SHARDS,):
-        if key in out:
-            del out[key]
+        out.pop(key, None)
     for key, value in data:
         if isinstance(value, dict) and any(isinstance(rows, Tensor) for rows in value.values()):
             del out[key]

@@ -21,6 +21,7 @@ NAME = "graph.json"
 MOST = 2**62  # The largest count, so that sums of counts fit 64 bits.
 MOST_DIMS = 32
 CSR = "csr"  # The codec of sparse features.
+PARTS_OF_CSR = ("rowptr", "col", "value")
 INDEX_TYPES = ("int32", "int64")
 TORCH_TYPES = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -44,7 +45,7 @@ class Sparse(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry in ``graph.json``."""
-        parts = {name: getattr(self, name).to_json() for name in ("rowptr", "col", "value")}
+        parts = {name: getattr(self, name).to_json() for name in PARTS_OF_CSR}
         return {"codec": CSR, "shape": list(self.shape), **parts}
 
 
@@ -66,7 +67,7 @@ class Description(NamedTuple):
             if isinstance(array, Array):
                 yield key, array
             else:
-                for name in ("rowptr", "col", "value"):
+                for name in PARTS_OF_CSR:
                     yield f"{key}.{name}", getattr(array, name)
 
     @property
@@ -148,10 +149,11 @@ def _parse_shape(path: Path, what: str, value: Any) -> tuple[int, ...]:
 
 def _parse_matrix(path: Path, what: str, value: Any) -> Sparse:
     """Check the entry of a sparse matrix."""
-    parts = ("rowptr", "col", "value")
-    said = _check_fields(path, what, value, ("codec", "shape", *parts), ())
+    said = _check_fields(path, what, value, ("codec", "shape", *PARTS_OF_CSR), ())
     shape = _parse_shape(path, f"{what}.shape", said["shape"])
-    rowptr, col, values = (_parse_array(path, f"{what}.{part}", said[part]) for part in parts)
+    rowptr, col, values = (
+        _parse_array(path, f"{what}.{part}", said[part]) for part in PARTS_OF_CSR
+    )
     if len(shape) != 2:
         refuse(path, f"{what}.shape", list(shape), "[rows, columns]")
     _check_plain(path, f"{what}.rowptr", rowptr, INDEX_TYPES, (shape[0] + 1,))
@@ -203,13 +205,8 @@ def _check_plain(
     plain = isinstance(array, Array) and array.codec is None and not array.numpy
     if not plain or array.dtype not in dtypes or array.shape != shape:  # type: ignore[union-attr]
         kind = f"{array.dtype} " if isinstance(array, Array) else ""
-        found = f"{kind}of shape {list(array.shape)}"
-        refuse(
-            path,
-            what,
-            found,
-            f"a tensor of {' or '.join(dtypes)}, of shape {list(shape)}, as it is",
-        )
+        wanted = f"a tensor of {' or '.join(dtypes)}, of shape {list(shape)}, as it is"
+        refuse(path, what, f"{kind}of shape {list(array.shape)}", wanted)
 
 
 def _check_files(path: Path, said: Description) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import cumsum
 
 from gas.graph.attributes import PARTS, PERM, SHARDS, is_node_list, is_row_per_edge, is_row_per_node
 from gas.graph.edges import Edges, to_csr
@@ -234,8 +235,7 @@ def write_rows(
     if isinstance(array, Sparse):
         count = csr_parts(value)[0].diff()
         count = count if index is None else count[index.long()]
-        ptr = torch.nn.functional.pad(count.cumsum(0), (1, 0))
-        write_rows(folder, array.rowptr, ptr.to(csr_parts(value)[0].dtype))
+        write_rows(folder, array.rowptr, cumsum(count))
         for number, part in ((1, array.col), (2, array.value)):
             rows = (gather_sparse_rows(value, ids) for ids in _blocks(value, index))
             folder.write(part, (array_of(csr_parts(block)[number]) for block in rows))
