@@ -89,18 +89,22 @@ def _weights_torch(
     m: Matrix, source: Tensor, target: Tensor, slope: float, dropout: Dropout
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for every entry and head, the weight, dropout's factor and leaky's derivative."""
-    row, col = m.row, m.col.long()
-    raw = source[col] + target[row]
+    raw = source[m.col.long()] + target[m.row]
     bend = torch.where(raw > 0, raw.new_ones(()), raw.new_tensor(slope))
-    score = raw * bend
+    return *softmax_torch(m, raw * bend, dropout), bend
+
+
+def softmax_torch(m: Matrix, score: Tensor, dropout: Dropout) -> tuple[Tensor, Tensor]:
+    """Return the weight of every entry and head by its score, and dropout's factor."""
+    row = m.row
     index = row[:, None].expand_as(score)
-    maximum = score.new_zeros(target.shape)
+    maximum = score.new_zeros(m.num_rows, score.size(1))
     maximum.scatter_reduce_(0, index, score, "amax", include_self=False)
     power = (score - maximum[row]).exp()
-    total = torch.zeros_like(target).index_add_(0, row, power)
+    total = torch.zeros_like(maximum).index_add_(0, row, power)
     ones = torch.ones_like(power, dtype=torch.float64)
     keep = ones if dropout.p == 0 else drop(ones, dropout.p, dropout.seed)
-    return power / total[row], keep.to(power), bend
+    return power / total[row], keep.to(power)
 
 
 def _attention_torch(

@@ -6,15 +6,14 @@ import torch
 from torch import Tensor
 
 from gas.native import extension as native
-from gas.native.attention import Dropout, native_attention
-from gas.native.dropout import dropout as drop
+from gas.native.attention import Dropout, native_attention, softmax_torch
 from gas.native.matrix import TYPES, Matrix, native_matrix, native_transpose, run
 
 
 def attention_v2(
     m: Matrix, source: Tensor, target: Tensor, att: Tensor, slope: float, dropout: Dropout
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention over the entries of each row; see ``csrc/operators/attention_v2.h``.
+    """Compute attention over the entries of each row; see ``csrc/operators/attention_v2.h``.
 
     Args:
         m: The matrix.
@@ -71,15 +70,7 @@ def _weights_torch(
     """Of every entry and head: the weight, dropout's factor, what leaky takes, its derivative."""
     raw = source[m.col.long()].to(att.dtype) + target[m.row].to(att.dtype)
     bend = torch.where(raw > 0, raw.new_ones(()), raw.new_tensor(slope))
-    score = (raw * bend * att).sum(dim=-1)
-    maximum = score.new_zeros(m.num_rows, att.size(0))
-    index = m.row[:, None].expand_as(score)
-    maximum.scatter_reduce_(0, index, score, "amax", include_self=False)
-    power = (score - maximum[m.row]).exp()
-    total = torch.zeros_like(maximum).index_add_(0, m.row, power)
-    ones = torch.ones_like(power, dtype=torch.float64)
-    keep = ones if dropout.p == 0 else drop(ones, dropout.p, dropout.seed)
-    return power / total[m.row], keep.to(power), raw, bend
+    return *softmax_torch(m, (raw * bend * att).sum(dim=-1), dropout), raw, bend
 
 
 def _attention_v2_torch(

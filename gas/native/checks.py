@@ -19,12 +19,7 @@ def check_integer(
 ) -> None:
     """Raise ``ValueError`` unless ``value`` is a whole number, of Python or numpy, within bounds.
 
-    Args:
-        name: The name in the error.
-        value: The number.
-        least: The minimum.
-        most: The maximum. (default: none)
-        expected: The expected value in the error. (default: the bounds)
+    ``expected`` is what the error expects. (default: the bounds)
     """
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if whole and least <= value and (most is None or value <= most):  # type: ignore[operator]

@@ -1,13 +1,10 @@
 """Choose between our kernels and PyTorch's on a CUDA device, by a table of measured costs.
 
-Rows of a table on the device are moved, and rows are added up over neighbours, by the kernels of
-``csrc`` or by PyTorch's (``index_select``, ``index_copy_``, cuSPARSE). Which are faster depends on
-the device and on the width of rows. :func:`gas.native.measure_costs.measure` measures both and
-keeps the table in the cache, for devices of the same name and this version of PyTorch. Without a
-table, and on the CPU, our kernels are used.
-
-cuSPARSE may add up in another order in every run: :func:`torch.use_deterministic_algorithms`
-excludes it.
+Which are faster at moving rows of a table, and at sums over neighbours, depends on the device and
+on the width of rows. :func:`gas.native.measure_costs.measure` measures both and keeps the table in
+the cache, for devices of the same name and this version of PyTorch. Without a table, and on the
+CPU, our kernels are used. cuSPARSE may add up in another order in every run:
+:func:`torch.use_deterministic_algorithms` excludes it.
 """
 
 from __future__ import annotations

@@ -66,13 +66,7 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
 
 
 def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Set ``table[index] = rows``; any of several rows with the same index wins.
-
-    Args:
-        table: Contiguous, on the device of ``index`` or in pinned host memory.
-        index: The rows, of shape ``[n]``, int64, on the device.
-        rows: Their values, contiguous, of the table's dtype, on the device.
-    """
+    """Set ``table[index] = rows``, as :func:`gather_rows` reads; any of equal indices wins."""
     if not _launches(index) or costs.prefers_torch_move("scatter", table):
         table.index_copy_(0, index, rows)
         return

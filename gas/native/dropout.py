@@ -35,17 +35,7 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
 
 
 def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
-    """Compute ``dropout(gather_rows(table, index), p, seed)`` in one pass.
-
-    Args:
-        table: A float32 or float64 table of shape ``[rows, width]``, on the CPU.
-        index: The rows to read, of shape ``[n]``, int64.
-        p: See :func:`dropout`.
-        seed: See :func:`dropout`.
-
-    Raises:
-        IndexError: If an index is outside ``[0, rows)``.
-    """
+    """Compute ``dropout(gather_rows(table, index), p, seed)``, on the CPU in one pass."""
     if not native.on_cpu(table, index) or not table.is_contiguous() or table.is_neg():
         return dropout(gather_rows(table, index), p, seed)
     check_index("index", index)

@@ -65,15 +65,8 @@ def collapse(
 ) -> Tensor:
     """Sum rows of each kernel, weighted by it, over kernels and the entries of each row.
 
-    Args:
-        m: The matrix.
-        mixture: The weights of its entries.
-        x: Of shape ``[cols, kernels, width]``, contiguous; of ``rows`` if ``transposed``.
-        mean: Divide by the number of entries. (default: ``False``)
-        transposed: Sum over the entries of each column instead. (default: ``False``)
-
-    Returns:
-        Of shape ``[rows, width]``; ``[cols, width]`` if ``transposed``.
+    ``x`` has the shape of the result of :func:`spread`, and the result that of its ``x``, with rows
+    and columns exchanged.
     """
     if not native.has_kernels(x, *mixture, m.col):
         rows = x[_entry_ends(m, transposed)[1]].to(sum_type(x)) * mixture.weights()[:, :, None]
