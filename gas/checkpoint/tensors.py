@@ -95,16 +95,11 @@ def write_tensors(
         crc = zlib.crc32(piece, crc)
     for part in parts.values():
         for block in part.blocks:
-            view = as_bytes(block)
+            flat = block.detach().cpu().contiguous().view(-1)
+            view = flat.view(torch.uint8).numpy().data
             stream.write(view)
             crc = zlib.crc32(view, crc)
     return Checksum(8 + len(text) + end, crc)
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor, without a copy if it is contiguous in host memory."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data
 
 
 def checksum(path: Path) -> Checksum:

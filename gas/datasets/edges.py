@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,8 +70,7 @@ class EdgeStream:
     def __init__(
         self, files: Mapping[str, Path], columns: Mapping[str, str], at_once: int | None = None
     ) -> None:
-        self.file, self._at_once = files["edges"], at_once or sys.maxsize
-        self._is_whole = at_once is None
+        self.file, self._at_once = files["edges"], at_once
         self.type_names = files.get("edge_type_names")
         self.num_edges: int | None = None  # None: unknown.
         self._array = None
@@ -103,7 +101,7 @@ class EdgeStream:
     def _open_values(self, file: Path, role: str, is_in_table: bool) -> np.ndarray:
         """Open a separate file of weights, attributes or types."""
         is_array = format_of(file) == ".npy"
-        if not is_array and not self._is_whole:
+        if not is_array and self._at_once is not None:
             raise ValueError(
                 f"{file} is a table, but edges are read some at a time: put its columns into "
                 f"{self.file.name}, or make it {role}.npy"
@@ -154,8 +152,9 @@ class EdgeStream:
 
     def _array_blocks(self) -> Iterator[EdgeBlock]:
         assert self._array is not None
-        for first in range(0, max(1, self._array.shape[1]), self._at_once):
-            ids = self._array[:, first : first + self._at_once]
+        step = self._at_once or max(1, self._array.shape[1])
+        for first in range(0, max(1, self._array.shape[1]), step):
+            ids = self._array[:, first : first + step]
             source, target = (Values(plain_ids(end.copy()), slice(None)) for end in ids)
             yield EdgeBlock(source, target)
 
@@ -166,21 +165,18 @@ class EdgeStream:
         types = {name: table.id_type(name) for name in ids}
         types |= table.number_types([*weights, *self._attributes])
         first = 0
-        for block in [table.read(types, ids)] if self._is_whole else table.blocks(types, ids):
-            for start in range(0, max(1, block.num_rows), self._at_once):
-                part = block.slice(start, self._at_once)
-                source, target = (self._ids(part.column(name), first) for name in ids[:2])
-                weight = table.floats(part, weights)[:, 0] if weights else None
-                attr = None
-                if self._attributes:
-                    attr = table.floats(part, self._attributes, first_row=first)
-                kinds = None
-                if len(ids) > 2:
-                    column = part.column(ids[2])
-                    distinct = column.dictionary.to_numpy(zero_copy_only=False)
-                    kinds = Values(distinct, codes_of(column))
-                yield EdgeBlock(source, target, weight, attr, kinds)
-                first += part.num_rows
+        for part in table.pieces(types, ids, self._at_once):
+            source, target = (self._ids(part.column(name), first) for name in ids[:2])
+            weight = table.floats(part, weights)[:, 0] if weights else None
+            attr = kinds = None
+            if self._attributes:
+                attr = table.floats(part, self._attributes, first_row=first)
+            if len(ids) > 2:
+                column = part.column(ids[2])
+                distinct = column.dictionary.to_numpy(zero_copy_only=False)
+                kinds = Values(distinct, codes_of(column))
+            yield EdgeBlock(source, target, weight, attr, kinds)
+            first += part.num_rows
 
     def _ids(self, column: Any, first: int) -> Values:
         """Return the ids of a column without missing values."""
@@ -194,7 +190,7 @@ class EdgeStream:
             row = first + int(missing.argmax())
             raise ValueError(f"{self.file} has an edge with one end only, in row {row}")
         if is_text:
-            return Values(_text_ids(distinct, self.file, not self._is_whole), codes)
+            return Values(_text_ids(distinct, self.file, self._at_once is not None), codes)
         return Values(plain_ids(distinct.to_numpy(zero_copy_only=False)), codes)
 
     def rows(self, blocks: Iterable[EdgeBlock], nodes: Nodes) -> Iterator[EdgeRows]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -32,20 +31,19 @@ class Features(NamedTuple):
             columns: Names of columns by role, given by the user.
             at_once: The number of rows to read at a time. (default: all, in one block)
         """
-        file, step = files[self.role], at_once or sys.maxsize
+        file = files[self.role]
         if format_of(file) == ".npy":
             array = map_features(file)
+            step = at_once or max(1, len(array))
             for first in range(0, max(1, len(array)), step):
                 yield array[first : first + step].astype(np.float32)
             return
         table, _ = open_table(file, NODE_COLUMNS, columns)
         types = table.number_types(self.names)
         first = 0
-        for block in [table.read(types)] if at_once is None else table.blocks(types):
-            for start in range(0, max(1, block.num_rows), step):
-                part = block.slice(start, step)
-                yield table.floats(part, self.names, first_row=first).astype(np.float32, copy=False)
-                first += part.num_rows
+        for block in table.pieces(types, at_once=at_once):
+            yield table.floats(block, self.names, first_row=first).astype(np.float32, copy=False)
+            first += block.num_rows
 
     def rows(self, nodes: Nodes, file: str) -> np.ndarray | None:
         """Return the node of each row; ``None`` if they are in order."""

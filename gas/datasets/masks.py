@@ -67,10 +67,9 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
             part = f"{PARTS[key.split('_')[0]]}_mask"
             if part not in data:
                 data[part] = index2mask(_check_ids(key, value, data.num_nodes), data.num_nodes)
-    keys = MASKS
-    given = [key for key in keys if key in data]
+    given = [key for key in MASKS if key in data]
     if given:
-        for key in keys:
+        for key in MASKS:
             if key not in data:
                 raise ValueError(
                     f"the graph has a {given[0]!r} but no {key!r}: add it; a split that is given "
@@ -95,7 +94,7 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
         group[order[size // 2 : size * 3 // 4], split] = 1
     if num_splits == 1:
         group = group.squeeze(1)
-    for number, key in enumerate(keys):
+    for number, key in enumerate(MASKS):
         data[key] = group == number
     data.split = (
         f"made up, {num_splits} at random from seed 0: 50 % training, 25 % validation, 25 % test"

@@ -7,7 +7,7 @@ import contextlib
 import gzip
 import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +56,9 @@ class Table:
         with self._name_unreadable_file():
             if self.is_text:
                 self._detect_format(is_name)
-            with self._open() as blocks:
-                names = [field.name for field in blocks.schema]
-                self.types = {field.name: _value_type(field.type) for field in blocks.schema}
+            with self._open() as (schema, _):
+                names = [field.name for field in schema]
+                self.types = {field.name: _value_type(field.type) for field in schema}
         if len(self.types) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"{path.name} has two columns {twice!r}: rename or remove one")
@@ -99,22 +99,29 @@ class Table:
                 "list of edges or id,label in one of nodes"
             )
 
-    def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
-        """Open the file; iterating yields blocks of the columns in ``types``, or of all."""
+    @contextlib.contextmanager
+    def _open(
+        self, types: Mapping[str, pa.DataType] | None = None
+    ) -> Iterator[tuple[pa.Schema, Iterable[pa.RecordBatch]]]:
+        """Open the file: its schema, and blocks of the columns in ``types``, or of all."""
+        names = types and list(types)
         if not self.is_text:
-            return _ParquetBlocks(self.path, types)
+            from pyarrow import parquet
+
+            with parquet.ParquetFile(self.path) as file:
+                yield file.schema_arrow, file.iter_batches(columns=names)
+            return
         from pyarrow import csv
 
-        return csv.open_csv(
+        with csv.open_csv(
             self.path,
             csv.ReadOptions(autogenerate_column_names=not self.has_names, skip_rows=self._comments),
             csv.ParseOptions(delimiter=self._delimiter),
             csv.ConvertOptions(
-                column_types=types,
-                include_columns=types and list(types),
-                decimal_point=self._decimal,
+                column_types=types, include_columns=names, decimal_point=self._decimal
             ),
-        )
+        ) as blocks:
+            yield blocks.schema, blocks
 
     def blocks(
         self, types: Mapping[str, pa.DataType], names: Sequence[str] = ()
@@ -138,7 +145,7 @@ class Table:
                 column = pc.utf8_trim_whitespace(column)
             return column.dictionary_encode() if name in names else column
 
-        with self._name_unreadable_file(), self._open(types) as blocks:
+        with self._name_unreadable_file(), self._open(types) as (_, blocks):
             for block in blocks:
                 columns = block.select(list(types)).cast(schema).columns
                 columns = [convert(*pair) for pair in zip(types, columns, strict=True)]
@@ -158,6 +165,19 @@ class Table:
             for column in table.unify_dictionaries().columns
         ]
         return pa.RecordBatch.from_arrays(columns, list(types))
+
+    def pieces(
+        self,
+        types: Mapping[str, pa.DataType],
+        names: Sequence[str] = (),
+        at_once: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Read columns as :meth:`blocks` does, at most ``at_once`` rows at a time, or in one."""
+        whole = at_once is None
+        for block in [self.read(types, names)] if whole else self.blocks(types, names):
+            step = at_once or max(1, block.num_rows)
+            for first in range(0, max(1, block.num_rows), step):
+                yield block.slice(first, step)
 
     def count(self) -> int:
         """Count the rows."""
@@ -263,26 +283,6 @@ class Table:
 def codes_of(column: pa.DictionaryArray) -> np.ndarray:
     """Return the codes of a dictionary-encoded column; -1 for missing values."""
     return column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-
-
-class _ParquetBlocks:
-    """Reader of a Parquet file in blocks, with the interface of pyarrow's for text files."""
-
-    def __init__(self, path: Path, types: Mapping[str, Any] | None) -> None:
-        from pyarrow import parquet
-
-        self._file = parquet.ParquetFile(path)
-        self._columns = types and list(types)
-        self.schema = self._file.schema_arrow
-
-    def __enter__(self) -> _ParquetBlocks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        yield from self._file.iter_batches(columns=self._columns)
 
 
 def plain_ids(ids: np.ndarray) -> np.ndarray:
