@@ -1,12 +1,8 @@
-"""The files of checkpoints, which are written atomically and durably.
+"""The files of checkpoints, which are written atomically and durably; see :func:`gas.save`.
 
-A folder has ``checkpoint_000001``, ``checkpoint_000002`` and so on. A checkpoint is written under a
-name that begins with a dot, and renamed when all its files, the manifest last, are on the disk.
-When an old one is removed, its manifest is removed first: a folder without a manifest is no
-checkpoint. Files of other programs are never deleted.
-
-In distributed training every rank has a series, ``ranks_2/0/checkpoint_000001`` and so on, and
-``newest.json`` names the newest one that all ranks have completed.
+A checkpoint is written under a name that begins with a dot, and renamed when all its files, the
+manifest last, are on the disk. When an old one is removed, its manifest is removed first: a folder
+without a manifest is no checkpoint. Files of other programs are never deleted.
 """
 
 from __future__ import annotations

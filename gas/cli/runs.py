@@ -214,7 +214,9 @@ class SavedRun:
         data = self.open_graph(path) if mapped is None else mapped
         with contextlib.closing(self.make_model(data)) as model:
             if mapped is None:
-                graph = gas.cluster(data, self._num_parts(data), model=model, log=False)
+                usual = dataclasses.replace(self.settings, num_parts=None, batch_size=None)
+                num_parts = usual.for_size(int(data.num_nodes or 0)).num_parts or 1
+                graph = gas.cluster(data, num_parts, model=model, log=False)
             else:  # Its features stay on disk.
                 graph = data if model.transform is None else model.prepare(with_edge_index(data))
             columns = gas.predictions(model, graph, split=self.metrics["kept_split"], log=False)
@@ -228,11 +230,6 @@ class SavedRun:
         with contextlib.closing(self.make_model(data)) as model:
             num_parts = min(self.settings.num_parts or 1, int(data.num_nodes or 0))
             return gas.verify(model, gas.cluster(data, num_parts, model=model, log=False))
-
-    def _num_parts(self, data: Data) -> int:
-        """Return the usual number of parts for a graph of this size."""
-        settings = dataclasses.replace(self.settings, num_parts=None, batch_size=None)
-        return settings.for_size(int(data.num_nodes or 0)).num_parts or 1
 
 
 def load_run(folder: str | Path) -> SavedRun:

@@ -1,8 +1,6 @@
 """Partition a graph into parts, by METIS or KaMinPar or at random, and cache the result.
 
-METIS puts neighbours into the same part, so that fewer halo rows have to be pulled, with less
-staleness (Fey et al., ICML 2021, Section 3). After :func:`gas.permute`, every part is one
-contiguous range of rows, so that a push is one copy per part.
+Neighbours in one part need fewer halo rows, with less staleness (Fey et al., ICML 2021, Section 3).
 """
 
 from __future__ import annotations

@@ -92,7 +92,9 @@ def permute_edges(data: Data, edges: Edges, perm: Tensor, log: bool, in_place: b
             out[key] = renumber_ids(key, value, new_id)
         elif is_row_per_node(data, key):
             if key in writable:
-                _rearrange(value, perm)
+                width = LINE_BYTES // value.element_size()  # Some columns at a time.
+                for block in value.split(width, dim=1) if value.dim() == 2 else [value]:
+                    block.copy_(block[perm])
             else:
                 out[key] = select_rows(value, perm)
     if "adj_t" in data:
@@ -133,12 +135,6 @@ def _writable(data: Data, perm: Tensor) -> frozenset[str]:
     return frozenset(
         key for key, value in tensors.items() if taken[value.untyped_storage().data_ptr()] == 1
     )
-
-
-def _rearrange(x: Tensor, index: Tensor) -> None:
-    """Assign ``x[:] = x[index]``, some columns at a time."""
-    for block in x.split(LINE_BYTES // x.element_size(), dim=1) if x.dim() == 2 else [x]:
-        block.copy_(block[index])
 
 
 def _look_up(new_id: Tensor, ids: Tensor, in_place: bool) -> Tensor:

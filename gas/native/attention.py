@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gas.native import extension as native
 from gas.native.dropout import dropout as drop
-from gas.native.matrix import Matrix, native_matrix, native_transpose, run
+from gas.native.matrix import Matrix, native_matrix, native_transpose, run_typed
 
 
 class Dropout(NamedTuple):
@@ -50,7 +50,7 @@ def attention(
         return _attention_torch(m, x, source, target, slope, dropout)
     options = native_attention(heads, width, slope, dropout)
     state = [maximum, total, weight, positive]
-    run("attention", x, native_matrix(m), options, x, source, target, out, state)
+    run_typed("attention", x, native_matrix(m), options, x, source, target, out, state)
     return out, maximum, total, weight, positive
 
 
@@ -81,7 +81,7 @@ def attention_backward(
     settings = m.num_rows, native_attention(heads, width, slope, dropout)
     given = x, source, target, out, grad, list(state), scratch
     grads = grad_x, grad_source, grad_target
-    run("attention_backward", x, native_transpose(m), *settings, *given, *grads)
+    run_typed("attention_backward", x, native_transpose(m), *settings, *given, *grads)
     return grads
 
 

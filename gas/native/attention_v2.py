@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gas.native import extension as native
 from gas.native.attention import Dropout, native_attention, softmax_torch
-from gas.native.matrix import TYPES, Matrix, native_matrix, native_transpose, run
+from gas.native.matrix import TYPES, Matrix, native_matrix, native_transpose, run_typed
 
 
 def attention_v2(
@@ -31,7 +31,7 @@ def attention_v2(
     out = torch.empty_like(target)
     maximum, total = (att.new_empty(m.num_rows, att.size(0)) for _ in range(2))
     layer = _layer(source, target, att, slope, dropout)
-    run("attention_v2", source, native_matrix(m), layer, out, maximum, total)
+    run_typed("attention_v2", source, native_matrix(m), layer, out, maximum, total)
     return out, maximum, total
 
 
@@ -60,7 +60,9 @@ def attention_v2_backward(
     grads = torch.empty_like(source), torch.empty_like(target), torch.zeros_like(att)
     scratch = maximum.new_empty(4 * maximum.numel())  # The CPU needs three of four.
     settings = native_matrix(m), native_transpose(m), _layer(source, target, att, slope, dropout)
-    run("attention_v2_backward", source, *settings, out, grad, maximum, total, scratch, *grads)
+    run_typed(
+        "attention_v2_backward", source, *settings, out, grad, maximum, total, scratch, *grads
+    )
     return grads
 
 

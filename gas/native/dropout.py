@@ -8,10 +8,9 @@ from torch import Tensor
 from gas.native import buffers
 from gas.native import extension as native
 from gas.native.checks import check_index
+from gas.native.matrix import run_typed
 from gas.native.rows import gather_rows
 from gas.native.transfer import CODECS, Job
-
-_TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def dropout(x: Tensor, p: float, seed: int) -> Tensor:
@@ -30,7 +29,7 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
         return _dropout_torch(x, threshold, scale, seed)
     out = buffers.empty(x.size(0), x.size(1), x) if x.dim() == 2 else torch.empty_like(x)
     options = threshold, scale, seed
-    native.run(f"dropout_{_TYPES[x.dtype]}", x.device, x, x.numel(), *options, out)
+    run_typed("dropout", x, x, x.numel(), *options, out)
     return out
 
 
@@ -43,7 +42,7 @@ def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
     out = buffers.empty(index.numel(), table.size(1), table)
     rows = table, table.size(0), table.size(1), index, index.numel()
     options = round(p * 2**32), 1.0 / (1.0 - p), seed
-    native.run(f"gather_dropout_{_TYPES[table.dtype]}", table.device, *rows, *options, out)
+    run_typed("gather_dropout", table, *rows, *options, out)
     return out
 
 

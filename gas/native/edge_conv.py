@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gas.native import extension as native
-from gas.native.matrix import Matrix, native_matrix, native_transpose, run, sum_type
+from gas.native.matrix import Matrix, native_matrix, native_transpose, run_typed, sum_type
 
 
 def edge_conv(
@@ -38,7 +38,7 @@ def edge_conv(
     out = torch.empty_like(target)
     slope = torch.empty_like(target) if keep_state else target.new_empty(0)
     options = _native_edge_conv(activation, parameter, target.size(1), mean)
-    run("edge_conv", target, native_matrix(m), options, target, source, out, slope)
+    run_typed("edge_conv", target, native_matrix(m), options, target, source, out, slope)
     return out, slope
 
 
@@ -50,7 +50,7 @@ def edge_conv_backward(
         return _edge_conv_backward_torch(m, target, source, activation, parameter, grad)
     out = torch.empty_like(source)
     options = _native_edge_conv(activation, parameter, target.size(1), False)
-    run("edge_conv_backward", target, native_transpose(m), options, target, source, grad, out)
+    run_typed("edge_conv_backward", target, native_transpose(m), options, target, source, grad, out)
     return out
 
 

@@ -95,7 +95,7 @@ class Matrix(NamedTuple):
         return torch.repeat_interleave(rows, self.rowptr.diff(), output_size=self.col.numel())
 
 
-def run(name: str, x: Tensor, *arguments: object) -> None:
+def run_typed(name: str, x: Tensor, *arguments: object) -> None:
     """Call a kernel for the type of ``x`` on its device."""
     native.run(f"{name}_{TYPES[x.dtype]}", x.device, *arguments)
 

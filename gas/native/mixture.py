@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gas.native import extension as native
-from gas.native.matrix import TYPES, Matrix, native_matrix, native_transpose, run, sum_type
+from gas.native.matrix import TYPES, Matrix, native_matrix, native_transpose, run_typed, sum_type
 
 EPS = 1e-15  # PyG's, of variances.
 
@@ -56,7 +56,7 @@ def spread(
     size = m.num_cols if transposed else m.num_rows
     out = x.new_empty(size, mixture.mu.size(0), x.size(1))
     matrix = native_transpose(m) if transposed else native_matrix(m)
-    run("mixture_spread", x, matrix, mixture.to_native(), x, x.size(1), mean, out)
+    run_typed("mixture_spread", x, matrix, mixture.to_native(), x, x.size(1), mean, out)
     return out
 
 
@@ -73,7 +73,7 @@ def collapse(
         return _add_up(m, rows.sum(dim=1), mean, transposed, x.dtype)
     out = x.new_empty(m.num_cols if transposed else m.num_rows, x.size(2))
     matrix = native_transpose(m) if transposed else native_matrix(m)
-    run("mixture_collapse", x, matrix, mixture.to_native(), x, x.size(2), mean, out)
+    run_typed("mixture_collapse", x, matrix, mixture.to_native(), x, x.size(2), mean, out)
     return out
 
 
@@ -111,7 +111,7 @@ def backward(
     settings = native_transpose(m) if transposed else native_matrix(m), mixture.to_native()
     grads: list[Tensor | None] = [grad_pseudo if keep_pseudo else None, grad_mu, grad_sigma]
     given = own, other, other.size(1), out if keep_out else None
-    run("mixture_backward", own, *settings, *given, grads)
+    run_typed("mixture_backward", own, *settings, *given, grads)
     return out, grad_pseudo, grad_mu, grad_sigma
 
 

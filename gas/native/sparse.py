@@ -8,7 +8,7 @@ from torch import Tensor
 from gas.native import costs
 from gas.native import extension as native
 from gas.native.buffers import empty
-from gas.native.matrix import Matrix, native_matrix, native_transpose, run, sum_type
+from gas.native.matrix import Matrix, native_matrix, native_transpose, run_typed, sum_type
 from gas.native.rows import sparse_csr
 
 
@@ -47,7 +47,7 @@ def multiply(
     out = empty(num_rows, x.size(1), x)
     num_others = 0 if other is None else m.num_cols - x.size(0)
     rows = [x, x.size(0), other, place, num_others]
-    run("multiply", x, matrix, weight, rows, x.size(1), mean, out)
+    run_typed("multiply", x, matrix, weight, rows, x.size(1), mean, out)
     return out
 
 
@@ -79,7 +79,7 @@ def dot_rows(m: Matrix, a: Tensor, b: Tensor) -> Tensor:
         left, right = a[m.row].to(sum_type(a)), b[m.col.long()].to(sum_type(a))
         return (left * right).sum(dim=1).to(a.dtype)
     out = a.new_empty(m.col.numel())
-    run("dot_rows", a, native_matrix(m), a, b, a.size(1), out)
+    run_typed("dot_rows", a, native_matrix(m), a, b, a.size(1), out)
     return out
 
 
@@ -94,7 +94,7 @@ def extreme(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
         return _extreme_torch(m, x, largest)
     out = empty(m.num_rows, x.size(1), x)
     entry = torch.empty(out.shape, dtype=torch.int32, device=x.device)
-    run("extreme", x, native_matrix(m), largest, x, x.size(1), out, entry)
+    run_typed("extreme", x, native_matrix(m), largest, x, x.size(1), out, entry)
     return out, entry
 
 
@@ -123,5 +123,5 @@ def extreme_backward(m: Matrix, grad: Tensor, entry: Tensor, num_rows: int) -> T
         return out[:num_rows].to(grad.dtype)
     out = empty(num_rows, grad.size(1), grad)
     matrix = native_transpose(m, num_rows)
-    run("extreme_backward", grad, matrix, grad, entry, grad.size(1), out)
+    run_typed("extreme_backward", grad, matrix, grad, entry, grad.size(1), out)
     return out
