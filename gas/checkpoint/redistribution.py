@@ -108,12 +108,7 @@ class SavedRank(NamedTuple):
 
 
 class Redistribution:
-    """Move each saved history row to the rank that owns its node now.
-
-    Raises:
-        CheckpointError: If a checkpoint is damaged.
-        ValueError: If it is of another graph or model.
-    """
+    """Move each saved history row to the rank that owns its node now."""
 
     def __init__(self, sources: Sequence[SavedRank], into: LoadTarget) -> None:
         perms = [self._perm_of(found, len(sources)) for found in sources]

@@ -91,11 +91,7 @@ class HeteroSAGE(torch.nn.Module):
 
 
 class HeteroExperiment:
-    """Train :class:`HeteroSAGE` on the tables of the command line.
-
-    Raises:
-        ValueError: If the data set isn't a path, or no single node type has labels.
-    """
+    """Train :class:`HeteroSAGE` on the tables of the command line."""
 
     def __init__(self, args: Options) -> None:
         path = Path(args.dataset)

@@ -196,10 +196,6 @@ def parse(
 
     Returns:
         The options, and those without the command line.
-
-    Raises:
-        ImportError: If tyro is missing.
-        ValueError: If a file, or a setting, can't be used.
     """
     if importlib.util.find_spec("tyro") is None:
         raise ImportError(MISSING)

@@ -58,9 +58,6 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
     Args:
         data: The graph, which is modified.
         num_splits: The number of random splits. (default: 20 up to 100,000 nodes, else 1)
-
-    Raises:
-        ValueError: If masks are missing or empty, or overlap.
     """
     for key, value in list(data):
         if is_node_list(key, value) and key.split("_")[0] in PARTS:
@@ -103,11 +100,7 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
 
 
 def select_split(data: Data, split: int) -> None:
-    """Keep the masks of one split, of shape ``[N]``.
-
-    Raises:
-        ValueError: If the graph has no such split.
-    """
+    """Keep the masks of one split, of shape ``[N]``."""
     several = [key for key in MASKS if key in data and data[key].dim() > 1]
     num_splits = max((data[key].size(1) for key in several), default=1)
     if not isinstance(split, int) or not 0 <= split < num_splits:

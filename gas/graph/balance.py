@@ -73,9 +73,6 @@ def balance_parts(part: Tensor, num_parts: int, classes: Tensor, edges: Edges) -
             classifications. If each refines another, all can be balanced; otherwise they may
             contradict each other, and a warning is given.
         edges: The graph.
-
-    Returns:
-        The part of each node, of shape ``[N]``.
     """
     part = part.clone()
     if num_parts == 1 or classes.numel() == 0:

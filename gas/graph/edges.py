@@ -49,9 +49,6 @@ def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index")
             a ``torch_sparse.SparseTensor``.
         num_nodes: The number of nodes. (default: what ``adj`` says)
         name: What error messages call ``adj``. (default: ``"edge_index"``)
-
-    Raises:
-        ValueError: If ``adj`` is no graph, or ``num_nodes`` doesn't fit it.
     """
     layout = layout_of(adj, name)
     size = layout.size(adj)
@@ -110,9 +107,6 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
 
     Weights are the values of ``adj_t``, or ``data.edge_weight``; with ``edge_weight=False`` they
     are left out. A graph that has both must list its edges in the same order.
-
-    Raises:
-        ValueError: If edges, weights or node-level tensors don't fit each other.
     """
     adj_t, edge_index = data.get("adj_t"), data.get("edge_index")
     if adj_t is None and edge_index is None:
@@ -147,9 +141,6 @@ def read_csr(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]:
 
     An ``adj_t`` that is ``torch.sparse_csr`` with sorted columns, such as that of a graph folder,
     is not copied; anything else is read by :func:`read_graph` and sorted.
-
-    Raises:
-        ValueError: If edges, weights or node-level tensors don't fit each other.
     """
     adj_t = data.get("adj_t")
     if isinstance(adj_t, Tensor) and "edge_index" not in data and adj_t.device.type == "cpu":

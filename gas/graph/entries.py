@@ -111,9 +111,6 @@ def find_changed_rows(
     Args:
         before: ``rowptr``, ``col``, and tensors with a row for each entry, such as weights.
         after: The same afterwards; rows may have been appended.
-
-    Returns:
-        The rows, in increasing order.
     """
     (old_ptr, old_col, old_values), (new_ptr, new_col, new_values) = before, after
     num_old, num_new = old_ptr.numel() - 1, new_ptr.numel() - 1

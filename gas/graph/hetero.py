@@ -58,12 +58,7 @@ def edge_type_name(kind: EdgeType) -> str:
 
 
 def types_of(data: HeteroData) -> Types:
-    """Return the types of a graph, and check its edges and the sizes of its tensors.
-
-    Raises:
-        ValueError: If it has no nodes or edges, edges of types that have no nodes, or ids that
-            don't exist, naming the type.
-    """
+    """Return the types of a graph, and check its edges and the sizes of its tensors."""
     sizes: dict[str, int] = {}
     for name in data.node_types:
         store = data[name]

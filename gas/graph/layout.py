@@ -213,15 +213,7 @@ for _layout in (_Csr(), _EdgeIndex(), _SparseTensorLayout()):
 
 
 def layout_of(adj: Any, name: str = "adj") -> Layout:
-    """Return the layout of an adjacency.
-
-    Args:
-        adj: The adjacency.
-        name: What the error calls it. (default: ``"adj"``)
-
-    Raises:
-        ValueError: If it is no adjacency.
-    """
+    """Return the layout of an adjacency."""
     for layout in _SEARCHED:
         if layout.holds(adj):
             return layout

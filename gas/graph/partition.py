@@ -169,10 +169,6 @@ def find_shards(
     Returns:
         ``perm`` and ``ptr`` as of :func:`metis`, and the first row of every shard, of shape
         ``[shards + 1]``.
-
-    Raises:
-        ValueError: If the parts don't divide among the shards, or a shard has fewer nodes than
-            parts.
     """
     _check_num_parts(num_parts, edges.num_nodes)
     if num_parts % shards:

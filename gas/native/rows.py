@@ -93,9 +93,6 @@ def gather_sparse_rows(x: Tensor, index: Tensor) -> Tensor:
     Args:
         x: A ``torch.sparse_csr`` matrix, of shape ``[rows, F]``.
         index: The rows to read, of shape ``[n]``, int64.
-
-    Raises:
-        IndexError: If an index is outside ``[0, rows)``.
     """
     check_index("index", index)
     check_range("index", index, x.size(0))

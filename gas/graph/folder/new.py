@@ -29,9 +29,6 @@ class NewFolder:
     Args:
         path: A new or an empty folder, or one that was left unfinished.
         by: The name of the writer. Only the same writer can continue an unfinished folder.
-
-    Raises:
-        ValueError: If the folder contains other files.
     """
 
     def __init__(self, path: str | Path, by: str) -> None:
