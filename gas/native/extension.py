@@ -94,16 +94,24 @@ def computes_on(device: torch.device) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and C is not None and C.WITH_CUDA)
 
 
-def to_addresses(arguments: Iterable[object]) -> list[Any]:
+_NUMBERS = frozenset((bool, float, int))
+
+
+def to_addresses(arguments: Iterable[Any]) -> list[Any]:
     """Replace tensors, also in lists, by the addresses of their elements, and ``None`` by 0."""
     values: list[Any] = []
-    for value in arguments:
-        if isinstance(value, Tensor):
+    for value in arguments:  # The most frequent types first: small batches spend their time here.
+        kind = type(value)
+        if kind is Tensor:
             values.append(value.data_ptr())
-        elif isinstance(value, list):
+        elif kind in _NUMBERS:
+            values.append(value)
+        elif value is None:
+            values.append(0)
+        elif kind is list:
             values.append(to_addresses(value))
         else:
-            values.append(0 if value is None else value)
+            values.append(value.data_ptr() if isinstance(value, Tensor) else value)
     return values
 
 

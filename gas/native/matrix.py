@@ -102,13 +102,15 @@ def run_typed(name: str, x: Tensor, *arguments: object) -> None:
 
 def native_matrix(m: Matrix) -> object:
     """Return a matrix in the form of the kernels."""
-    return native_sparse(m.num_rows, m.rowptr, m.col, None, m.start)
+    rowptr, col = m.rowptr.data_ptr(), m.col.data_ptr()
+    return native.C.Sparse(m.num_rows, m.col.numel(), rowptr, col, 0, m.start.data_ptr())
 
 
 def native_transpose(m: Matrix, num_cols: int | None = None) -> object:
     """Return the transpose, or its first rows, in the form of the kernels."""
     rows = m.num_cols if num_cols is None else num_cols
-    return native_sparse(rows, m.t_rowptr, m.t_col, m.t_entry, m.t_start)
+    tensors = m.t_rowptr, m.t_col, m.t_entry, m.t_start
+    return native.C.Sparse(rows, m.t_col.numel(), *map(Tensor.data_ptr, tensors))
 
 
 def native_sparse(

@@ -46,8 +46,8 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
         return _gather_rows_torch(table, index, out)
     index = index.contiguous()
     row_bytes = math.prod(table.shape[1:]) * table.element_size()
-    rows = table, table.size(0), row_bytes, index, index.numel(), out
-    native.run("gather_rows", table.device, *rows)
+    rows = table.data_ptr(), table.size(0), row_bytes, index.data_ptr(), index.numel()
+    native.C.gather_rows(*rows, out.data_ptr(), torch.get_num_threads())
     return out
 
 
