@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import index_to_mask
 
 from gas.graph import is_node_list
 
@@ -18,9 +19,7 @@ PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "t
 
 def index2mask(index: Tensor, size: int) -> Tensor:
     """Return a mask of shape ``[size]`` that is true at ``index``."""
-    mask = torch.zeros(size, dtype=torch.bool, device=index.device)
-    mask[index] = True
-    return mask
+    return index_to_mask(index, size)
 
 
 def gen_masks(

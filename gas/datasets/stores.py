@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.index import ptr2index
 
 from gas.datasets.roles import leave_out
 from gas.graph import (
@@ -185,9 +186,9 @@ def _read_edges(features: FeatureStore, graph: GraphStore) -> Edges:
     attr = by_layout[layout]
     row, col = graph.get_edge_index(attr)
     if layout == EdgeLayout.CSC:
-        col = torch.repeat_interleave(torch.arange(col.numel() - 1), col.diff().long())
+        col = ptr2index(col.long())
     elif layout == EdgeLayout.CSR:
-        row = torch.repeat_interleave(torch.arange(row.numel() - 1), row.diff().long())
+        row = ptr2index(row.long())
     of_nodes = [a for a in features.get_all_tensor_attrs() if not isinstance(a.group_name, tuple)]
     shapes = [features.get_tensor_size(_select_rows(attr, None)) for attr in of_nodes]
     sizes = [shape[0] for shape in shapes if shape]

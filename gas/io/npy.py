@@ -58,10 +58,7 @@ class Array(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The size of its elements in bytes."""
-        size = self.numpy_dtype.itemsize
-        for length in self.shape:
-            size *= length
-        return size
+        return self.numpy_dtype.itemsize * math.prod(self.shape)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry in ``graph.json``."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.index import ptr2index
 
 from gas.native import extension as native
 from gas.native.dropout import random_bits
@@ -146,8 +147,7 @@ def ego_hop(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
 
 
 def _ego_hop_torch(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
-    nodes = torch.arange(x.size(0), device=x.device)
-    row = torch.repeat_interleave(nodes, graph.rowptr.diff(), output_size=graph.col.numel())
+    row = ptr2index(graph.rowptr.long(), graph.col.numel())
     values = x.index_select(0, graph.col)
     values[:, 0] *= kept if graph.unit is None else kept.index_select(0, graph.unit)
     return (graph.loops[:, None] * x).index_add_(0, row, values)

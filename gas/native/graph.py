@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.index import ptr2index
 from torch_geometric.utils import cumsum
 
 from gas.native import extension as native
@@ -265,9 +266,8 @@ def _relabel_torch(
     if nodes.numel() and int((local >= 0).sum()) != nodes.numel():
         raise ValueError("'nodes' lists a node twice")
 
-    count = rowptr[nodes + 1] - rowptr[nodes]
-    out_rowptr = cumsum(count)
-    row = torch.repeat_interleave(torch.arange(nodes.numel(), device=nodes.device), count)
+    out_rowptr = cumsum(rowptr[nodes + 1] - rowptr[nodes])
+    row = ptr2index(out_rowptr)
     e_id = torch.arange(row.numel(), device=nodes.device) + (rowptr[nodes] - out_rowptr[:-1])[row]
 
     is_halo = torch.zeros(num_nodes, dtype=torch.bool, device=nodes.device)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.index import ptr2index
 
 from gas.native import extension as native
 from gas.native.checks import assert_range, check_range
@@ -91,8 +92,7 @@ class Matrix(NamedTuple):
     @property
     def row(self) -> Tensor:
         """The row of every entry, of shape ``[entries]``, int64."""
-        rows = torch.arange(self.num_rows, device=self.rowptr.device)
-        return torch.repeat_interleave(rows, self.rowptr.diff(), output_size=self.col.numel())
+        return ptr2index(self.rowptr.long(), self.col.numel())
 
 
 def run_typed(name: str, x: Tensor, *arguments: object) -> None:
@@ -153,11 +153,10 @@ def _transpose_torch(
     else:  # The device checks it: the host would have to wait.
         assert_range("col", col, num_cols, "column")
     ordered, entry = torch.sort(col, stable=True)
-    rows = torch.arange(rowptr.numel() - 1, dtype=torch.int32, device=col.device)
-    row = torch.repeat_interleave(rows, rowptr.diff(), output_size=col.numel())
+    row = ptr2index(rowptr, col.numel())
     first = torch.arange(num_cols + 1, dtype=torch.int32, device=col.device).clamp_(max=kept)
     t_rowptr = torch.searchsorted(ordered, first, out_int32=True)
-    return t_rowptr.to(rowptr.dtype), row[entry], entry.to(torch.int32)
+    return t_rowptr.to(rowptr.dtype), row[entry].to(torch.int32), entry.to(torch.int32)
 
 
 def sum_type(x: Tensor) -> torch.dtype:

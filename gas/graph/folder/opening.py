@@ -14,6 +14,7 @@ from torch_geometric.data import Data, Dataset
 from gas.graph.folder.description import (
     COL,
     NAME,
+    PARTS_OF_CSR,
     ROWPTR,
     WEIGHT,
     Array,
@@ -105,8 +106,7 @@ def _make_attribute(key: str, array: Array | Sparse, arrays: dict[str, np.ndarra
     """Make an attribute: a tensor, a sparse matrix, encoded rows, or a NumPy array."""
     if isinstance(array, Sparse):
         rowptr, col, value = (
-            tensor_of(arrays[f"{key}.{name}"], getattr(array, name))
-            for name in ("rowptr", "col", "value")
+            tensor_of(arrays[f"{key}.{name}"], getattr(array, name)) for name in PARTS_OF_CSR
         )
         return sparse_csr(rowptr, col, value, array.shape[1])
     if array.numpy:

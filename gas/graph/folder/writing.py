@@ -19,6 +19,7 @@ from gas.graph.edges import Edges, to_csr
 from gas.graph.folder.description import (
     COL,
     KEY,
+    PARTS_OF_CSR,
     ROWPTR,
     TAKEN,
     TORCH_TYPES,
@@ -186,7 +187,7 @@ def describe_array(key: str, value: Tensor | np.ndarray, file: str) -> Array | S
         stem = file.removesuffix(".npy")
         made = (
             Array(f"{stem}.{name}.npy", dtype_name(part.dtype), tuple(part.shape))
-            for name, part in zip(("rowptr", "col", "value"), csr_parts(value), strict=True)
+            for name, part in zip(PARTS_OF_CSR, csr_parts(value), strict=True)
         )
         return Sparse(shape, *made)
     dtype = dtype_name(value.dtype)
