@@ -102,19 +102,19 @@ Same(T*, int64_t) -> Same<T>;
 // Loops ----------------------------------------------------------------------------------------
 
 // Calls run(arguments..., pointers...) compiled for this processor.
-template <typename Run, typename... Pointers>
+template <Vectors Most, typename Run, typename... Pointers>
 auto caller(const Run& run, const std::tuple<Pointers...>& pointers) {
   return std::apply(
       [&run](auto... at) {
         return [&run, at...](const auto&... arguments) {
-          on_processor([&]() GAS_INLINED { run(arguments..., at...); });
+          on_processor<Most>([&]() GAS_INLINED { run(arguments..., at...); });
         };
       },
       pointers);
 }
 
 // The part of hubs.
-template <typename Run, typename... Tables>
+template <Vectors Most, typename Run, typename... Tables>
 void reduce_pieces(const Hubs& hubs, int64_t grain, int threads, const Run& run,
                    const Tables&... tables) {
   if (hubs.size() == 0) return;
@@ -122,21 +122,22 @@ void reduce_pieces(const Hubs& hubs, int64_t grain, int threads, const Run& run,
   auto scratch = std::make_tuple(tables.scratch(hubs)...);
   const auto at =
       std::apply([&](auto&... of) { return std::tuple_cat(tables.pointers(of)...); }, scratch);
-  const auto call = caller(run, at);
+  const auto call = caller<Most>(run, at);
   parallel_pieces(hubs, grain, threads,
                   [&](int64_t begin, int64_t end) { call(SomeRows{pieces, begin, end, false}); });
   std::apply([&](auto&... of) { (tables.join(hubs, of, threads), ...); }, scratch);
 }
 
-// Calls run(rows, pointers...) for all rows; `grain` rows and entries are worth a thread.
-template <typename Run, typename... Tables>
+// Calls run(rows, pointers...) for all rows; `grain` rows and entries are worth a thread. `Most`: of
+// the vectors that it is compiled for.
+template <Vectors Most = Vectors::kAvx2, typename Run, typename... Tables>
 void reduce_rows(const Sparse& matrix, int64_t grain, int threads, const Run& run,
                  const Tables&... tables) {
   const Hubs hubs(matrix);
-  const auto call = caller(run, std::tuple_cat(tables.whole()...));
+  const auto call = caller<Most>(run, std::tuple_cat(tables.whole()...));
   parallel_rows(matrix, hubs, grain, threads,
                 [&](int64_t begin, int64_t end) { call(SomeRows{matrix, begin, end, true}); });
-  reduce_pieces(hubs, grain, threads, run, tables...);
+  reduce_pieces<Most>(hubs, grain, threads, run, tables...);
 }
 
 // Calls run(rows, totals, pointers...), which adds what it finds in all rows to `count` totals, and
@@ -147,7 +148,7 @@ std::vector<double> reduce_rows_and_totals(const Sparse& matrix, int64_t grain, 
   const Hubs hubs(matrix);
   const int64_t num_parts = kParts + hubs.num_pieces();
   std::vector<double> parts(num_parts * count);
-  const auto call = caller(run, std::tuple_cat(tables.whole()...));
+  const auto call = caller<Vectors::kAvx2>(run, std::tuple_cat(tables.whole()...));
   parallel_parts(matrix, hubs, grain, threads, [&](int64_t part, int64_t begin, int64_t end) {
     call(SomeRows{matrix, begin, end, true}, parts.data() + part * count);
   });
@@ -157,7 +158,7 @@ std::vector<double> reduce_rows_and_totals(const Sparse& matrix, int64_t grain, 
       run(SomeRows{rows.m, piece, piece + 1, false}, totals, at...);
     }
   };
-  reduce_pieces(hubs, grain, threads, run_pieces, tables...);
+  reduce_pieces<Vectors::kAvx2>(hubs, grain, threads, run_pieces, tables...);
   std::vector<double> totals(count);
   for (int64_t part = 0; part < num_parts; ++part) {
     for (int64_t i = 0; i < count; ++i) totals[i] += parts[part * count + i];

@@ -51,6 +51,7 @@ GAS_INLINE void multiply_rows(const Sparse& m, const T* weight, const Source& x,
                      [&](int64_t, int64_t col) GAS_INLINED { prefetch_row(x[col], width); });
     const A scale = m.scale<A>(row, mean);
     int64_t at = 0;
+    for (; at + 64 <= width; at += 64) sum_columns<64>(m, weight, x, width, row, at, scale, out);
     for (; at + 32 <= width; at += 32) sum_columns<32>(m, weight, x, width, row, at, scale, out);
     if (at + 16 <= width) {
       sum_columns<16>(m, weight, x, width, row, at, scale, out);
@@ -99,7 +100,8 @@ void multiply(const Sparse& matrix, const T* weight, const Rows<T>& x, int64_t w
     const auto run = [&](const SomeRows& rows, auto* to) GAS_INLINED {
       multiply_rows(rows.m, weight, source, width, mean && rows.whole, to, rows.begin, rows.end);
     };
-    reduce_rows(matrix, grain_of(kEnough, width), threads, run, Sums{out, width, mean});
+    reduce_rows<Vectors::kAvx512>(matrix, grain_of(kEnough, width), threads, run,
+                                  Sums{out, width, mean});
   };
   if (x.other == nullptr) return from(InTable<T>{x.own, width});
   std::vector<const T*> rows(x.num_own + x.num_other);

@@ -67,6 +67,7 @@ class Experiment(Setup):
             ``functools.partial(gas.MHAug, mu_e=0.3, ...)``; it is called once for each run. Batches
             then have views; see ``view_loss`` of :func:`gas.training.train_epoch`. Each evaluation
             updates the entropies of MH-Aug. (default: none)
+        evaluate_every: See :func:`gas.fit`. (default: ``1``)
         patience: See :func:`gas.training.run_epochs`. (default: never stop early)
         keep_edges: Keep ``edge_index`` and weights in ``data``, besides the copies in batches.
             (default: ``True``)
@@ -177,11 +178,11 @@ class Experiment(Setup):
                 augmentation.update_entropy(out)
             return out
 
-        cores = self.training.get("leave_cores", True)
         try:
             run_epochs(
                 model, self.data, epoch, evaluate, settings.epochs, split, finish_epoch,
-                self.metric, self.patience, cores, keep, run, progress, average,
+                self.metric, self.patience, self.training.get("leave_cores", True), keep, run,
+                progress, average, evaluate_every=self.evaluate_every,
             )  # fmt: skip
             if checkpoints is not None:
                 checkpoints.end()

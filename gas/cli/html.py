@@ -256,9 +256,11 @@ def _draw_figures(found: Mapping[str, Any]) -> Any:
 def _points(
     values: Sequence[float | None], at: Sequence[float] | None = None, scale: float = 1.0
 ) -> tuple[Sequence[float], list[float]]:
-    """Return the coordinates of a curve; values that aren't finite leave gaps."""
+    """Return the coordinates of a curve, without values that aren't finite."""
     places = range(1, len(values) + 1) if at is None else at
-    return places, [math.nan if value is None else scale * value for value in values]
+    points = [(place, scale * value) for place, value in zip(places, values, strict=True)
+              if value is not None and math.isfinite(value)]  # fmt: skip
+    return [place for place, _ in points], [value for _, value in points]
 
 
 def _new_figure() -> tuple[Any, Any]:

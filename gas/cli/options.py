@@ -75,7 +75,7 @@ def parse_args(
     given = {name for name in NAMES if getattr(args, name) != getattr(base, name)}
     if args.hetero:
         _check_hetero(args, given)
-    for name in ("num_layers", "hidden_channels"):
+    for name in ("num_layers", "hidden_channels", "evaluate_every"):
         if getattr(args, name) is not None:
             check_integer(name, getattr(args, name), 1)
     _check_needs(args)
@@ -268,8 +268,8 @@ def make_experiment(args: Options) -> Experiment:
         data = with_sparse_features(data, "auto", MODELS[model].gains_by_sparse, log=True)
     augment, weights = make_augmentation(args)
     same = (
-        "full_batch", "refresh", "layout", "partition", "prefetch", "patience", "check", "device",
-        "store", "dtype", "path", "io",
+        "full_batch", "refresh", "layout", "partition", "prefetch", "evaluate_every", "patience",
+        "check", "device", "store", "dtype", "path", "io",
     )  # fmt: skip
     return Experiment(
         data,

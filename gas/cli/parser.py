@@ -67,6 +67,7 @@ class TrainingOptions:
     seed: int = 0  # The seed of the first run.
     device: Choice[str, DEVICES] = "auto"  # The device; auto is cuda where there is one.
     full_batch: bool = False  # Train without mini-batches.
+    evaluate_every: int = 1  # Evaluate after so many epochs, and after the last.
     patience: int | None = None
     """Stop after so many epochs without a better validation. (None: never)"""
     scale_loss: bool = False  # Weigh batches by their labels.

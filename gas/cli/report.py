@@ -142,7 +142,8 @@ def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accur
             curves_of_runs = [getattr(run, attribute) for run in runs]
             rows = [curve + curve[-1:] * (longest - len(curve)) for curve in curves_of_runs]
             values = torch.tensor(rows) * scale
-            epochs = range(1, values.size(1) + 1)
+            is_known = values.isfinite().all(dim=0)
+            epochs, values = 1 + is_known.nonzero().view(-1), values[:, is_known]
             axis.plot(epochs, values.mean(dim=0), label=name, linewidth=1.5)
             if len(runs) > 1:
                 low, high = values.amin(dim=0), values.amax(dim=0)

@@ -68,6 +68,7 @@ class Setup:
         micro_batches: int = 1,
         pack: int | str | None = None,
         augment: Callable[[Data], gas.augment.Augmentation] | None = None,
+        evaluate_every: int = 1,
         patience: int | None = None,
         keep_edges: bool = True,
         check: bool = True,
@@ -86,14 +87,13 @@ class Setup:
         refresh = refresh or ("none" if keeps else evaluation)
         layout = layout or ("fused" if native.computes_on(torch.device(device)) else "csr")
         check_modes(model, evaluation, refresh, full_batch)
-        self.cls, self.out_channels = MODELS[model], out_channels
-        self.settings, self.folder = settings, folder
-        self.full_batch, self.evaluation, self.refresh = full_batch, evaluation, refresh
+        self.cls, self.out_channels, self.folder = MODELS[model], out_channels, folder
+        self.settings, self.full_batch = settings, full_batch
+        self.evaluation, self.refresh, self.evaluate_every = evaluation, refresh, evaluate_every
         self.memory_budget, self.pack, self.libraries = memory_budget, pack, libraries
         self.augment, self.patience, self.keep_edges = augment, patience, keep_edges
         self.prefetch, self.device, self.log = prefetch, device, log
         self.training, self.histories = training or {}, histories
-
         inductive = settings.inductive if inductive is None else inductive
         if is_mapped:
             self._adopt_parts(data, inductive, memory)

@@ -5,8 +5,9 @@ from gas.scalable import activation_bytes
 from gas.training.average import AveragedWeights
 from gas.training.callbacks import Callback, MetricLogger
 from gas.training.cost import Candidate, Linear
+from gas.training.epochs import run_epochs
 from gas.training.evaluation import SPLITS, Predictions, evaluate, prediction_columns, predictions
-from gas.training.fit import fit, run_epochs
+from gas.training.fit import fit
 from gas.training.full_batch import FullBatch, fits_one_batch
 from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
 from gas.training.loop import train_epoch

@@ -106,7 +106,8 @@ class _Scheduling(Callback):
 
     def on_epoch_end(self, run: Run) -> None:
         if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(run.val_acc[-1])
+            if not math.isnan(run.val_acc[-1]):  # Else this epoch wasn't evaluated.
+                self._scheduler.step(run.val_acc[-1])
         else:
             self._scheduler.step()
 

@@ -1,12 +1,9 @@
-"""Training for several epochs, with an evaluation after each."""
+"""``gas.fit``: training of a model on a clustered graph."""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,30 +14,15 @@ from torch_geometric.data import Data
 
 from gas.graph import PERM, open_if_path, to_original_order
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
-from gas.native import check_integer, report_progress, share_cores
-from gas.scalable import ScalableGNN, is_tracked, moved_bytes
+from gas.native import check_integer, report_progress
+from gas.scalable import ScalableGNN, is_tracked
 from gas.training.average import AveragedWeights, load_kept_weights
 from gas.training.callbacks import Callback, CallbackList, check_metrics
+from gas.training.epochs import run_epochs
 from gas.training.full_batch import FullBatch, make_full_batch
 from gas.training.loop import check_trainable, train_epoch
-from gas.training.metrics import (
-    METRICS,
-    Metric,
-    known_target_mask,
-    metric_of,
-    score,
-    split_mask,
-)
-from gas.training.record import (
-    BestEpoch,
-    Progress,
-    Run,
-    check_converged,
-    find_nonfinite_tensor,
-    is_usable,
-    layer_ages,
-    warn_if_unstable,
-)
+from gas.training.metrics import METRICS, Metric, known_target_mask, split_mask
+from gas.training.record import Progress, Run
 
 
 def fit(
@@ -56,11 +38,11 @@ def fit(
     metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
     scheduler: Any = None,
     callbacks: Sequence[Callback] = (),
-    split: int = 0, patience: int | None = None, keep_best: bool = True, log: bool = True,
-    on_epoch: Callable[[Run], None] | None = None,
+    split: int = 0, evaluate_every: int = 1, patience: int | None = None, keep_best: bool = True,
+    log: bool = True, on_epoch: Callable[[Run], None] | None = None,
     **options: Any,
 ) -> Run:  # fmt: skip
-    """Train a model on a clustered graph, evaluate every epoch, and end with the best weights.
+    """Train a model on a clustered graph, evaluate it, and end with the best weights.
 
     ::
 
@@ -102,12 +84,15 @@ def fit(
         callbacks: What is called during training; see :class:`gas.training.Callback` and
             :class:`gas.training.MetricLogger`, for experiment trackers. (default: none)
         split: Which split of masks of shape ``[N, S]``. (default: ``0``)
+        evaluate_every: Evaluate after every so many epochs, and after the last. Scores of the
+            epochs between are NaN. On millions of nodes, an evaluation takes longer than an epoch.
+            (default: ``1``)
         patience: Stop once the validation score has not risen for this many epochs.
             (default: never)
         keep_best: Load the weights of the epoch with the best validation score at the end, not
             those of the last. (default: ``True``)
         log: Report progress on standard error, every ten seconds. (default: ``True``)
-        on_epoch: Called after each epoch with the record so far; the model then is the one that was
+        on_epoch: Called after each epoch with the record so far; the model then is the one that is
             scored. (default: nothing)
         **options: Further arguments of :func:`train_epoch`, such as ``autocast``.
 
@@ -119,7 +104,7 @@ def fit(
         FloatingPointError: If training diverges. The model then has the weights of the best epoch
             before, if there is one.
     """
-    _check(model, epochs, patience, metric, loss, options)
+    _check(model, epochs, evaluate_every, patience, metric, loss, options)
     check_metrics({} if metrics is None else metrics)
     check_trainable(model, optimizer)
     functions = on_epoch, options.pop("on_step", None)
@@ -154,7 +139,7 @@ def fit(
             run_epochs(
                 model, table, epoch, partial(_evaluate, full, inference, has_norms), epochs, split,
                 report, metric, patience, options.get("leave_cores", True), keep_best, run,
-                progress, average, metrics,
+                progress, average, metrics, evaluate_every,
             )  # fmt: skip
         return run
     finally:
@@ -184,6 +169,7 @@ def _evaluate(
 def _check(
     model: ScalableGNN,
     epochs: int,
+    evaluate_every: int,
     patience: int | None,
     metric: Metric | None,
     loss: Callable[[Tensor, Tensor], Tensor] | None,
@@ -197,6 +183,7 @@ def _check(
             "gas.train_epoch"
         )
     check_integer("epochs", epochs, 1)
+    check_integer("evaluate_every", evaluate_every, 1)
     if patience is not None:
         check_integer("patience", patience, 1)
     if metric is not None and not callable(metric) and metric not in METRICS:
@@ -243,7 +230,8 @@ def _make_inference_loader(loader: SubgraphLoader) -> EvalSubgraphLoader:
 
 def _format_epoch(run: Run) -> str:
     """Format the last epoch for the line of progress."""
-    note = f"loss {run.loss[-1]:.4f}, validation {run.val_acc[-1]:.4f}"
+    scores = [score for score in run.val_acc if not math.isnan(score)]
+    note = f"loss {run.loss[-1]:.4f}" + (f", validation {scores[-1]:.4f}" if scores else "")
     drift = run.drift[-1]
     return note + (f", stored rows moved by {drift:.0%} on average" if math.isfinite(drift) else "")
 
@@ -274,118 +262,3 @@ def _labels_in_original_order(graph: Data, split: int, keep_best: bool) -> Data:
             "leave these nodes out of it"
         )
     return Data(**{name: to_original_order(graph, graph[name].cpu()) for name in names})
-
-
-def run_epochs(
-    model: ScalableGNN,
-    data: Data,
-    epoch: Callable[[], float],
-    evaluate: Callable[[ScalableGNN], Tensor],
-    epochs: int,
-    split: int = 0,
-    on_epoch: Callable[[Run], bool | None] | None = None,
-    metric: Metric | None = None,
-    patience: int | None = None,
-    leave_cores: bool = True,
-    keep: bool = False,
-    run: Run | None = None,
-    progress: Progress | None = None,
-    average: AveragedWeights | None = None,
-    metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
-) -> Run:
-    """Train and evaluate by functions of the caller; :func:`fit` is for the usual ones.
-
-    Args:
-        model: The model.
-        data: The whole graph, for its labels and masks.
-        epoch: Trains one epoch and returns its loss.
-        evaluate: Returns every node's output, of shape ``[N, C]``; it may refresh the histories.
-        epochs: The number of epochs, including those of ``run``.
-        split: The split of the masks. (default: ``0``)
-        on_epoch: Called after each epoch with the run so far; ``True`` ends the training.
-        metric: The score; see :func:`gas.training.score`. (default: the usual one for ``data.y``)
-        patience: Stop once the validation score has not risen for this many epochs.
-            (default: never)
-        leave_cores: For the evaluation; see :func:`train_epoch`. (default: ``True``)
-        keep: Keep the model and the outputs of the best epoch. (default: ``False``)
-        run: The record to fill, with the epochs before an interruption. (default: a new one)
-        progress: The progress that ``epoch`` fills; see :func:`train_epoch`.
-            (default: the epoch starts anew)
-        average: Averaged weights, which are evaluated and kept. (default: the model's)
-        metrics: Further scores, by name; see :func:`fit`. (default: none)
-
-    Raises:
-        FloatingPointError: If training diverges: raised by ``epoch``, or at the end, if weights
-            aren't finite or the loss is too large to be usable. ``run`` then has the finished
-            epochs, and the best of them if its loss, weights and outputs are usable.
-    """
-    if patience is not None and patience < 1:
-        raise ValueError(f"'patience' is {patience}, expected at least 1 epoch")
-    run = Run() if run is None else run
-    done = Progress() if progress is None else progress
-    masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in ("train", "val", "test")}
-    y, has_warned = data.y.cpu(), False
-    metric = metric or metric_of(y)
-    run.metric = metric if isinstance(metric, str) else getattr(metric, "__name__", "score")
-    scores = [(metric, getattr(run, f"{key}_acc"), masks[key]) for key in masks]
-    for name, further in (metrics or {}).items():
-        for key, mask in masks.items():
-            scores.append((further, run.metrics.setdefault(f"{key}_{name}", []), mask))
-    try:
-        while len(run) < epochs and not run.has_stalled(patience):
-            _run_epoch(model, epoch, run, done)
-            with contextlib.nullcontext() if average is None else average.in_model():
-                with torch.no_grad(), share_cores(leave_cores):
-                    out = evaluate(model.eval()).cpu()
-                is_finite = find_nonfinite_tensor(dict(model.named_parameters())) is None
-                found = [score(f, out, y, m) if is_finite else math.nan for f, _, m in scores]
-                for (_, curve, _), value in zip(scores, found, strict=True):
-                    curve.append(value)  # NaN is lower than any score.
-                if keep and run.best_epoch == len(run) - 1:
-                    state = {
-                        key: value.detach().cpu().clone().contiguous()
-                        for key, value in model.state_dict().items()
-                    }
-                    run.best = BestEpoch(run.best_epoch, state, out)
-            has_warned = has_warned or warn_if_unstable(run)
-            if on_epoch is not None and on_epoch(run) is True:
-                break
-        if len(run):
-            check_converged(model, run.loss[-1], y[masks["train"]], len(run))
-    except FloatingPointError as error:
-        _drop_useless_best(run, y[masks["train"]])
-        if run.best is None:
-            raise
-        raise FloatingPointError(
-            f"{error}. The best model before is that of epoch {run.best.epoch + 1}"
-        ) from error
-    return run
-
-
-def _run_epoch(
-    model: ScalableGNN, epoch: Callable[[], float], run: Run, progress: Progress
-) -> None:
-    """Train one epoch, and record its loss, time and moved bytes."""
-    start = time.perf_counter() - progress.seconds
-    moved = moved_bytes(model) - progress.moved_bytes
-    progress.start_epoch(model, start, moved, len(run) + 1)
-    run.loss.append(epoch())
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
-    run.seconds.append(time.perf_counter() - start)
-    run.moved_bytes.append(moved_bytes(model) - moved)
-    progress.reset()
-    run.layer_age.append(layer_ages(model))
-    run.age.append(statistics.fmean(run.layer_age[-1] or [0.0]))
-    run.drift.append(progress.drift)
-
-
-def _drop_useless_best(run: Run, y: Tensor) -> None:
-    """Remove the best model of a run that diverged unless it is usable."""
-    run.forget_unfinished()
-    best = run.best
-    if best is None:
-        return
-    is_finite = find_nonfinite_tensor({**best.state, "outputs": best.out}) is None
-    if not is_finite or not is_usable(run.loss[best.epoch], y):
-        run.best = None

@@ -42,13 +42,19 @@ class BestEpoch(NamedTuple):
     state: dict[str, Tensor]
     out: Tensor
 
+    @classmethod
+    def of(cls, model: torch.nn.Module, epoch: int, out: Tensor) -> BestEpoch:
+        """Copy the state of a model."""
+        state = model.state_dict().items()
+        return cls(epoch, {k: v.detach().cpu().clone().contiguous() for k, v in state}, out)
+
 
 @dataclass
 class Run:
     """Record of one run, one entry per epoch.
 
     ``train_acc``, ``val_acc`` and ``test_acc`` are accuracies, as fractions, or the usual score of
-    other targets.
+    other targets; NaN in epochs that weren't evaluated.
     ``age`` is the mean number of pushes since a history's rows were written, at the epoch's end;
     ``drift`` is how far the channels' means and standard deviations have moved between two pushes,
     on average, relative to their norm, in the history that changes most; NaN where it isn't
@@ -119,10 +125,13 @@ class Run:
         return scores.index(max(scores))
 
     def has_stalled(self, patience: int | None) -> bool:
-        """Return whether the validation score has not risen for this many epochs."""
-        return (
-            patience is not None and len(self) > 0 and len(self) - 1 - self.best_epoch >= patience
-        )
+        """Return whether the validation score has not risen for this many epochs.
+
+        It is at the end of an epoch that was evaluated.
+        """
+        if patience is None or not len(self) or math.isnan(self.val_acc[-1]):
+            return False
+        return len(self) - 1 - self.best_epoch >= patience
 
     @property
     def epoch_seconds(self) -> float:
@@ -210,9 +219,9 @@ def warn_if_unstable(run: Run) -> bool:
     lowest, now = min(run.loss[:-3]), min(run.loss[-3:])
     drift = run.drift[-1] if run.drift else math.nan
     has_risen = now > max(RISEN * lowest, lowest + SMALL * run.loss[0])
-    scores = run.val_acc
+    scores = _evaluated(run.val_acc)
     has_fallen = len(scores) < 4 or max(scores[-3:]) < max(scores[:-3])
-    is_stuck = _is_steady(run.loss) and _is_steady(scores)
+    is_stuck = len(run) >= STUCK and _is_steady(run.loss) and _is_steady(run.val_acc)
     if not drift >= FAR or not ((has_risen and has_fallen) or is_stuck):
         return False
     first = 1 + run.loss.index(lowest)
@@ -228,10 +237,15 @@ def warn_if_unstable(run: Run) -> bool:
     return True
 
 
+def _evaluated(scores: Sequence[float]) -> list[float]:
+    """Return the scores that aren't NaN."""
+    return [score for score in scores if not math.isnan(score)]
+
+
 def _is_steady(values: Sequence[float]) -> bool:
-    """Return whether the last ten values hardly differ."""
-    last = values[-STUCK:]
-    return len(last) == STUCK and max(last) - min(last) < STEADY * max(last)
+    """Return whether the last ten values, of which some may be NaN, hardly differ."""
+    last = _evaluated(values[-STUCK:])
+    return len(last) > 1 and max(last) - min(last) < STEADY * max(last)
 
 
 def divergence_error(epoch: int | None, batch: int | None, loss: float) -> FloatingPointError:

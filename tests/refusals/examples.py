@@ -56,7 +56,7 @@ def into_another_run(t):
 
 
 def unforeseen(t):
-    def fit(*_):
+    def fit(*_, **options):
         raise AssertionError("the sky fell")
 
     t.patch.setattr("gas.cli.experiment.run_epochs", fit)

@@ -306,6 +306,7 @@ CASES = {
     "fit, a module of PyTorch": lambda t: fit(model=torch.nn.Linear(2, 2)),
     "fit, no epochs": lambda t: fit(epochs=0),
     "fit, no patience": lambda t: fit(patience=0),
+    "fit, never evaluated": lambda t: fit(evaluate_every=0),
     "fit, an unknown metric": lambda t: fit(metric="f2"),
     "fit, an unknown option": lambda t: fit(clip=1.0),
     "fit, a batch size with a loader": lambda t: fit(load(), batch_size=2),

@@ -190,9 +190,58 @@ def test_a_loss_that_stays_by_stale_rows_is_told(losses, scores, drift, warns):
     assert not warn_if_unstable(run)  # Nine epochs.
 
 
+def test_epochs_between_evaluations_have_no_scores(monkeypatch):
+    evaluations = []
+    module = sys.modules["gas.training.fit"]
+    evaluate = module._evaluate
+    monkeypatch.setattr(module, "_evaluate", lambda *a: evaluations.append(1) or evaluate(*a))
+    _, model, graph = make_graph("batch_norm")
+    options = {"batch_size": 2, "keep_best": False, "log": False}
+    metrics = {"f1": lambda out, y: 0.5}
+    run = gas.fit(model, graph, adam(model), 8, evaluate_every=3, metrics=metrics, **options)
+    assert len(run) == len(run.loss) == 8
+    assert len(evaluations) == 3
+    known = [not math.isnan(score) for score in run.val_acc]
+    assert known == [False, False, True] * 2 + [False, True]  # And the last.
+    assert [not math.isnan(score) for score in run.metrics["val_f1"]] == known
+    assert run.best_epoch in (2, 5, 7)
+    assert all(map(math.isfinite, run.loss))
+
+
+def test_the_best_weights_are_of_an_evaluated_epoch():
+    _data, model, graph = make_graph()
+    optimizer = adam(model)
+    run = gas.fit(model, graph, optimizer, 9, batch_size=2, evaluate_every=4, log=False)
+    assert run.best.epoch == run.best_epoch in (3, 7, 8)
+    assert gas.evaluate(model, graph)["val"] == pytest.approx(run.val_acc[run.best_epoch])
+
+
+def test_patience_waits_for_an_evaluation():
+    run = Run(val_acc=[math.nan, 0.9, math.nan, 0.8, math.nan], test_acc=[0.0] * 5)
+    assert run.best_epoch == 1
+    assert not run.has_stalled(3)
+    run.val_acc.append(0.8)
+    run.test_acc.append(0.0)
+    assert run.has_stalled(4)
+    assert not run.has_stalled(5)
+
+
+def test_a_plateau_counts_evaluations():
+    _, model, graph = make_graph()
+    optimizer = adam(model)
+    seen = []
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max")
+    plateau.step = seen.append
+    gas.fit(
+        model, graph, optimizer, 5, batch_size=2, evaluate_every=2, scheduler=plateau, log=False
+    )
+    assert len(seen) == 3
+    assert all(map(math.isfinite, seen))
+
+
 def test_it_is_told_once(monkeypatch):
     told = []
-    module = sys.modules["gas.training.fit"]
+    module = sys.modules["gas.training.epochs"]
     monkeypatch.setattr(module, "warn_if_unstable", lambda run: told.append(len(run)) or True)
     _, model, graph = make_graph()
     gas.fit(model, graph, adam(model), 3, batch_size=2, log=False)
