@@ -28,7 +28,7 @@ LONGEST_ID = 1024  # Bytes; all ids of a block have the size of its longest one.
 NO_ATTRIBUTES = ("id", "edge_id", "edgeid", "index")  # Names of columns of edge ids.
 
 
-class Values(NamedTuple):
+class Categorical(NamedTuple):
     """Ids or types of some edges: the distinct ones, and the code of each edge."""
 
     distinct: np.ndarray
@@ -41,11 +41,11 @@ class Values(NamedTuple):
 class EdgeBlock(NamedTuple):
     """Some edges: their ends, weights of shape ``[edges]``, attributes ``[edges, D]``, types."""
 
-    source: Values
-    target: Values
+    source: Categorical
+    target: Categorical
     weight: np.ndarray | None = None
     attr: np.ndarray | None = None
-    types: Values | None = None
+    types: Categorical | None = None
 
 
 class EdgeRows(NamedTuple):
@@ -138,7 +138,7 @@ class EdgeStream:
                     attr = rows.astype(np.float32)
                     block = block._replace(attr=attr.reshape(len(rows), -1))
                 else:
-                    types = Values(*np.unique(rows, return_inverse=True))
+                    types = Categorical(*np.unique(rows, return_inverse=True))
                     block = block._replace(types=types)
             if block.types is not None:
                 check_no_missing_types(
@@ -155,7 +155,7 @@ class EdgeStream:
         step = self._at_once or max(1, self._array.shape[1])
         for first in range(0, max(1, self._array.shape[1]), step):
             ids = self._array[:, first : first + step]
-            source, target = (Values(plain_ids(end.copy()), slice(None)) for end in ids)
+            source, target = (Categorical(plain_ids(end.copy()), slice(None)) for end in ids)
             yield EdgeBlock(source, target)
 
     def _table_blocks(self) -> Iterator[EdgeBlock]:
@@ -174,11 +174,11 @@ class EdgeStream:
             if len(ids) > 2:
                 column = part.column(ids[2])
                 distinct = column.dictionary.to_numpy(zero_copy_only=False)
-                kinds = Values(distinct, codes_of(column))
+                kinds = Categorical(distinct, codes_of(column))
             yield EdgeBlock(source, target, weight, attr, kinds)
             first += part.num_rows
 
-    def _ids(self, column: Any, first: int) -> Values:
+    def _ids(self, column: Any, first: int) -> Categorical:
         """Return the ids of a column without missing values."""
         import pyarrow as pa
 
@@ -190,8 +190,8 @@ class EdgeStream:
             row = first + int(missing.argmax())
             raise ValueError(f"{self.file} has an edge with one end only, in row {row}")
         if is_text:
-            return Values(_text_ids(distinct, self.file, self._at_once is not None), codes)
-        return Values(plain_ids(distinct.to_numpy(zero_copy_only=False)), codes)
+            return Categorical(_text_ids(distinct, self.file, self._at_once is not None), codes)
+        return Categorical(plain_ids(distinct.to_numpy(zero_copy_only=False)), codes)
 
     def rows(self, blocks: Iterable[EdgeBlock], nodes: Nodes) -> Iterator[EdgeRows]:
         """Convert blocks of edges between ids to edges between rows of nodes."""

@@ -14,7 +14,7 @@ from gas.datasets.roles import NODE_COLUMNS, open_table
 from gas.datasets.tables import format_of
 
 
-class Features(NamedTuple):
+class FeatureSource(NamedTuple):
     """Location of the features: the role of their file, their columns, and ids of rows, if any."""
 
     role: str
@@ -53,7 +53,7 @@ class Features(NamedTuple):
         return None if bool((rows == np.arange(len(rows))).all()) else rows
 
 
-def find_features(read: Mapping[str, NodeFile], nodes: Nodes, has_x: bool) -> Features | None:
+def find_features(read: Mapping[str, NodeFile], nodes: Nodes, has_x: bool) -> FeatureSource | None:
     """Find the dense features among files about nodes; ``None`` if there are none."""
     roles = [role for role, file in read.items() if file.features is not None]
     if not roles:
@@ -68,4 +68,4 @@ def find_features(read: Mapping[str, NodeFile], nodes: Nodes, has_x: bool) -> Fe
             f"{file.name} has {file.num_rows} rows, but {nodes.file} has {nodes.num_nodes} "
             "nodes: expected one row per node"
         )
-    return Features(roles[0], file.features or (), file.ids)
+    return FeatureSource(roles[0], file.features or (), file.ids)

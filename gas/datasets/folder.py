@@ -13,12 +13,12 @@ from torch_geometric.data import Data
 
 from gas.datasets.arrays import bool_mask, load_array, tensor_of
 from gas.datasets.edges import EdgeStream, set_edges
-from gas.datasets.features import Features, find_features
+from gas.datasets.features import FeatureSource, find_features
 from gas.datasets.nodes import (
     NodeFile,
     Nodes,
     collect_nodes,
-    merge,
+    merge_files,
     read_id_list,
     read_nodes,
     set_attribute,
@@ -44,7 +44,7 @@ class NodeTable(NamedTuple):
 
     nodes: Nodes
     data: Data
-    features: Features | None
+    features: FeatureSource | None
 
 
 def read_folder(path: Path, columns: Mapping[str, str]) -> Data:
@@ -100,7 +100,7 @@ def read_node_table(
     read = {role: read_nodes(files[role], role, columns) for role in NODE_ROLES if role in files}
     check_node_columns(list(read.values()), columns, files, path)
     data = Data()
-    nodes = merge(list(read.values()), data)
+    nodes = merge_files(list(read.values()), data)
     if nodes is None:
         nodes = collect_nodes(edge_ids())
     data.num_nodes = nodes.num_nodes

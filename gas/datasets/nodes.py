@@ -169,7 +169,7 @@ def _read_array(file: Path, role: str) -> NodeFile:
     return NodeFile(file.name, len(y), None, {role: y})
 
 
-def merge(read: list[NodeFile], data: Data) -> Nodes | None:
+def merge_files(read: list[NodeFile], data: Data) -> Nodes | None:
     """Merge the attributes of all files, in the order of the first file with ids."""
     if not read:
         return None

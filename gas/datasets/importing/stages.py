@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from gas.datasets.arrays import check_classes, check_targets
 from gas.datasets.edges import EdgeStream
-from gas.datasets.features import Features
+from gas.datasets.features import FeatureSource
 from gas.datasets.folder import read_node_table
 from gas.datasets.importing.sorting import Duplicates, EdgeSorter, edge_record
 from gas.datasets.masks import with_masks
@@ -268,7 +268,7 @@ class GraphImport:
             return {"arrays": {}}
         nodes, file = self._load_nodes(), self.files[place["role"]]
         ids = read_nodes(file, place["role"], self.columns).ids
-        features = Features(place["role"], tuple(place["names"]), ids)
+        features = FeatureSource(place["role"], tuple(place["names"]), ids)
         first = next(features.blocks(self.files, self.columns, 1), None)
         width = 0 if first is None else first.shape[1]
         array = Array("x.npy", "float32", (nodes.num_nodes, width))
