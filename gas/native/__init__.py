@@ -8,10 +8,10 @@ neighbours, whose order of summation differs.
 from gas.native.attention import Dropout
 from gas.native.augment import EgoGraph, ego_hop, find_kept_entries, on_host, subset
 from gas.native.buffers import BufferPool, allocate_pinned, empty, idle_bytes, zeros
-from gas.native.cache import cache_dir
 from gas.native.checks import (
     MOST_INT32,
     assert_range,
+    cache_dir,
     check_index,
     check_integer,
     check_range,

@@ -1,9 +1,10 @@
-"""Checks of integers and ids."""
+"""Checks of integers and ids, and folders."""
 
 from __future__ import annotations
 
 import contextlib
 import numbers
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,13 @@ def check_integer(
         return
     bounds = f"of at least {least}" if most is None else f"between {least} and {most}"
     raise ValueError(f"'{name}' is {value!r}, expected {expected or f'an integer {bounds}'}")
+
+
+def cache_dir() -> Path:
+    """Return the cache folder: ``$GAS_CACHE_DIR``, or ``gas`` in the user's cache."""
+    if "GAS_CACHE_DIR" in os.environ:
+        return Path(os.environ["GAS_CACHE_DIR"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gas"
 
 
 def make_folder(name: str, path: Path) -> None:

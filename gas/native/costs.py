@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gas.native.cache import cache_dir
+from gas.native.checks import cache_dir
 
 MARGIN = 0.95  # PyTorch must take less than this share of our time: noise must not decide.
 

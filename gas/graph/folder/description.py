@@ -107,7 +107,11 @@ def read_description(path: Path) -> Description:
     if both:
         refuse(path, f"'attributes.{min(both)}'", "there", "one that 'arrays' doesn't have")
     found = Description(num_nodes, num_edges, arrays, attributes)
-    _check_files(path, found)
+    taken: dict[str, str] = {}
+    for key, array in found.files():  # Some systems ignore the case of file names.
+        other = taken.setdefault(array.file.lower(), key)
+        if other != key:
+            refuse(path, f"the file of {key!r}", array.file, f"another than that of {other!r}")
     _check_sizes(path, found)
     return found
 
@@ -207,15 +211,6 @@ def _check_plain(
         kind = f"{array.dtype} " if isinstance(array, Array) else ""
         wanted = f"a tensor of {' or '.join(dtypes)}, of shape {list(shape)}, as it is"
         refuse(path, what, f"{kind}of shape {list(array.shape)}", wanted)
-
-
-def _check_files(path: Path, said: Description) -> None:
-    """Refuse arrays that share a file, also on systems that ignore the case of file names."""
-    taken: dict[str, str] = {}
-    for key, array in said.files():
-        other = taken.setdefault(array.file.lower(), key)
-        if other != key:
-            refuse(path, f"the file of {key!r}", array.file, f"another than that of {other!r}")
 
 
 def _check_sizes(path: Path, said: Description) -> None:

@@ -17,6 +17,7 @@ from gas.native import free_disk, human, make_folder
 
 MARK = "unfinished.json"  # Exists until graph.json does; lists the files that were written.
 MARK_FORMAT = "unfinished gas graph"
+NEW = ".new"  # The ending of a file's name while it is written.
 OURS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.(npy|part)")  # Names of files that may be listed.
 
 
@@ -42,10 +43,10 @@ class NewFolder:
             if self.path.exists() or self.path.is_symlink():
                 raise ValueError(f"'out' is {str(self.path)!r}, which is a file: name a folder")
             return
-        names = {entry.name for entry in self.path.iterdir()} - {_temporary_name(MARK)}
+        names = {entry.name for entry in self.path.iterdir()} - {MARK + NEW}
         if MARK in names and NAME not in names:
             self.mark = self._read_mark()
-            names -= {MARK, _temporary_name(NAME), *self.mark["files"]}
+            names -= {MARK, NAME + NEW, *self.mark["files"]}
         if NAME in names or names:
             found = NAME if NAME in names else min(names)
             raise ValueError(
@@ -98,7 +99,7 @@ class NewFolder:
                 str(self.path),
             )
         make_folder("out", self.path)
-        for name in [*self.mark.get("files", ()), _temporary_name(NAME), _temporary_name(MARK)]:
+        for name in [*self.mark.get("files", ()), NAME + NEW, MARK + NEW]:
             (self.path / name).unlink(missing_ok=True)
         self.note(files=sorted(files), **more)
 
@@ -124,7 +125,7 @@ class NewFolder:
         sync_folder(self.path)
 
     def _write_json(self, name: str, content: Any) -> None:
-        write_json(self.path / name, content, indent=1, temporary=_temporary_name(name))
+        write_json(self.path / name, content, indent=1, temporary=name + NEW)
 
 
 @contextlib.contextmanager
@@ -152,8 +153,3 @@ def lock_folder(path: Path) -> Iterator[None]:
             if is_new:  # It is removed if it is empty.
                 with contextlib.suppress(OSError):
                     path.rmdir()
-
-
-def _temporary_name(name: str) -> str:
-    """Return the name of a file while it is written."""
-    return f"{name}.new"
