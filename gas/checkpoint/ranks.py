@@ -254,22 +254,19 @@ def _plan(
     then = [n for found in sources if isinstance(n := found.about.get("sum"), int)]
     sum_then = sum(then) % (1 << 63) if len(then) == len(sources) else None
     mine = None if into.graph is None else into.graph.sum
-    return _Plan(restore, None, _explain_redistribution(len(sources), into.size), mine, sum_then)
+    same_size = len(sources) == into.size
+    how = "of a graph that was cut otherwise" if same_size else f"by {len(sources)} processes"
+    text = (
+        f"the checkpoint was written {how}: histories go on by the nodes' ids; the loader begins "
+        "an epoch, and random numbers go on as they are"
+    )
+    return _Plan(restore, None, text, mine, sum_then)
 
 
 def _other_graph_error(source: Source) -> ValueError:
     return ValueError(
         f"'loader' has another graph than {source.root} was saved with, of as many nodes: load the "
         "graph as it was then, in however many shards"
-    )
-
-
-def _explain_redistribution(before: int, now: int) -> str:
-    """Return the text of the warning for another number of ranks or partition."""
-    how = f"by {before} processes" if before != now else "of a graph that was cut otherwise"
-    return (
-        f"the checkpoint was written {how}: histories go on by the nodes' ids; the loader begins "
-        "an epoch, and random numbers go on as they are"
     )
 
 
