@@ -13,9 +13,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import gas
-from gas.cli.about import describe_run
 from gas.cli.account import measure_memory
-from gas.cli.checkpoints import Checkpoints
+from gas.cli.checkpoints import Checkpoints, describe_run
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.cli.setup import Setup
 from gas.native import PeakMemory

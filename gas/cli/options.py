@@ -142,11 +142,7 @@ def explain_refusal(args: Options) -> str | None:
 
 @contextlib.contextmanager
 def lock_output(args: Options) -> Iterator[None]:
-    """Lock ``--out`` against other runs in this context.
-
-    Raises:
-        ValueError: If another run uses it, or has ended there since the command line was read.
-    """
+    """Lock ``--out`` against other runs in this context."""
     with lock_folder(args.out):
         refused = explain_refusal(args)
         if refused is not None:

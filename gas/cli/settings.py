@@ -158,12 +158,7 @@ class Settings:
 
 
 def read_yaml(path: str | Path, names: Collection[str]) -> dict[str, Any]:
-    """Read the entries of a YAML file, and refuse other names.
-
-    Raises:
-        ImportError: If PyYAML is missing.
-        ValueError: If the file isn't such a file, naming it.
-    """
+    """Read the entries of a YAML file, and refuse other names."""
     try:
         import yaml
     except ImportError as error:
