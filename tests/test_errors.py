@@ -46,7 +46,7 @@ UNREACHED = [
     ("convert/model.py", "raise AssertionError", "a stage of inference pushes nothing itself"),
     ("convert/conversion.py", "raise conflict", "has each layer normalise its own edges"),
     ("convert/check.py", "raise AssertionError", "stands for histories where none are read"),
-    ("convert/trace.py", "raise InexactLayerError", "has the layer followed; others say why"),
+    ("convert/runs.py", "raise InexactLayerError", "has the layer followed; others say why"),
     (
         "scalable/hetero/passes.py",
         "raise StopForward",

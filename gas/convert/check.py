@@ -28,8 +28,7 @@ from gas.convert.matrices import PRODUCTS, add_product, add_products
 from gas.convert.messages import Messages
 from gas.convert.modes import TRAINING
 from gas.convert.normalise import disable_normalisation
-from gas.convert.outputs import Outputs, flatten
-from gas.convert.records import record
+from gas.convert.outputs import Outputs, flatten, record
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
 from gas.convert.trace import UNROLLED, Added, Opened, add_hop

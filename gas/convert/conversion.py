@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
 from torch_geometric.data import Data
@@ -23,7 +24,12 @@ from gas.convert.check import (
 from gas.convert.edge_dropout import take_edge_dropout
 from gas.convert.inputs import Inputs, copy_with_noise, eval_mode
 from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
-from gas.convert.layers import LayerCall, describe_call, layers_without_weights
+from gas.convert.layers import (
+    LayerCall,
+    describe_call,
+    layers_without_weights,
+    wrap_selecting_layers,
+)
 from gas.convert.matrices import replace_products
 from gas.convert.messages import replace_sums, wrap_messages
 from gas.convert.model import Converted
@@ -33,16 +39,21 @@ from gas.convert.normalise import (
     take_matrices,
     write_normalisation,
 )
-from gas.convert.outputs import check_outputs
-from gas.convert.place import Placement, history_shape, place_histories, write_graph
+from gas.convert.outputs import check_outputs, record_checked, record_values
+from gas.convert.place import Placement, place_histories, write_graph
 from gas.convert.preparation import Preparation
-from gas.convert.prepare import move_preparation, refuse_assignments
+from gas.convert.prepare import move_preparation
 from gas.convert.projection import merge_projections
-from gas.convert.records import record_checked, record_values
-from gas.convert.rewrite import follow_changes, skip_copies, turn_ends
+from gas.convert.rewrite import (
+    follow_changes,
+    refuse_methods,
+    skip_copies,
+    spread_selected_rows,
+    turn_ends,
+)
+from gas.convert.runs import CONSTANT
 from gas.convert.sample import SAMPLES, find_sample_graphs
-from gas.convert.selected import wrap_selecting_layers
-from gas.convert.trace import CONSTANT, Opened, is_layer, trace
+from gas.convert.trace import DROP, Opened, is_layer, trace
 from gas.graph import is_row_per_edge
 from gas.nn import explain_failures, fuse
 
@@ -86,7 +97,8 @@ def convert_module(
     copied = copy_with_noise(net)
     with explain_failures(net):
         graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
-    graph, num_dropped = _trace(copied, inputs, wanted, graphs, choices.opened)
+    graph = _trace(copied, inputs, wanted, graphs, choices.opened)
+    num_dropped = sum(DROP in node.meta for node in graph.nodes)
     if choices.is_turned:
         turn_ends(graph, record_values(copied, graph, inputs, graphs[:1], (), None)[0])
     if choices.on_own_edges:
@@ -155,18 +167,14 @@ def _move_preparation(
     if inputs.is_list:
         records = record_values(net, graph, inputs, graphs, (), None)
         prepared = move_preparation(graph, inputs.edges, records, graphs)
-    refuse_assignments(graph)
+    spread_selected_rows(graph)
     return prepared
 
 
 def _trace(
     net: Module, inputs: Inputs, wanted: dict[str, Any], graphs: Sequence[Data], opened: Opened
-) -> tuple[Graph, int]:
-    """Trace a module's method, and remove unused inputs.
-
-    Returns:
-        The graph, and the number of layers whose edges are dropped in training.
-    """
+) -> Graph:
+    """Trace a module's method, and remove unused inputs."""
     given = (*inputs.names, inputs.edges)
     named = ["x" if key == inputs.features else key for key in wanted]
     order = list(given) if inputs.graph else [key for key in named if key in given]
@@ -178,14 +186,16 @@ def _trace(
         net, inputs.method, order, inputs.in_call, fixed, samples, counts, inputs.edges, opened
     )
     attributes = [name for name in inputs.names if is_row_per_edge(graphs[0], name)]
-    num_dropped = take_edge_dropout(net, graph, inputs.edges, attributes)
+    take_edge_dropout(net, graph, inputs.edges, attributes)
     follow_changes(net, graph)
     skip_copies(graph, inputs.edges)
     replace_products(net, graph, inputs.edges)
+    if inputs.is_matrix:
+        refuse_methods(graph, inputs.edges)
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users and node.target in inputs.names:
             graph.erase_node(node)
-    return graph, num_dropped
+    return graph
 
 
 def _make_model(
@@ -203,7 +213,7 @@ def _make_model(
     graph, kinds, calls = made.graph, made.kinds, made.calls
     placed = place_histories(copied, graph, kinds, calls, values)
     dims = {node: row_dims(value, SAMPLES[0][0]) for node, value in values.items()}
-    shapes = {node: history_shape(node, values[node], dims[node]) for node in placed.pulled}
+    shapes = {node: _history_shape(node, values[node], dims[node]) for node in placed.pulled}
     widths = [math.prod(shape) for shape in shapes.values()]
     written = write_graph(
         copied, graph, kinds, placed, calls, made.outputs, dims, shapes, made.transform
@@ -238,3 +248,23 @@ def _describe_layers(
             position = placed.pulled.index(node)
             lines.append(f"  history {position}: '{node.name}', {widths[position]} wide")
     return lines
+
+
+def _history_shape(node: Node, value: Any, dim: Any) -> Sequence[int]:
+    """Return the shape of a row of a value that needs a history.
+
+    Args:
+        node: The node of the value, for the error.
+        value: The value on a small graph.
+        dim: The dimension of its rows.
+
+    Raises:
+        ValueError: If it isn't a tensor of floating-point numbers.
+    """
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"'{node.name}' of {shape} goes to a message passing layer, and a history takes rows "
+            "of floating-point numbers, [num_nodes, ...]"
+        )
+    return value.movedim(dim, 0).shape[1:]

@@ -15,14 +15,13 @@ from gas.convert.kinds import function_name
 from gas.convert.known import is_about_shape, is_close
 from gas.convert.modes import EDGE_DROPOUTS, TRAINING
 from gas.convert.rewrite import exchange
-from gas.convert.trace import is_layer
+from gas.convert.trace import DROP, is_layer
 
-DROP = "drops_edges"  # What a layer's node notes: the position of the call, and its probability.
 AFTER_DROP = "after_drop"  # What a value notes that the module computes of the edges that are left.
 SCALED = "scaled"  # What weights note that grow as edges are dropped, as those of a mean do.
 
 
-def take_edge_dropout(net: Module, graph: Graph, edges: str, attributes: Collection[str]) -> int:
+def take_edge_dropout(net: Module, graph: Graph, edges: str, attributes: Collection[str]) -> None:
     """Remove the dropout of edges from a traced graph, and note it at the layers that take them.
 
     What is computed of the edges that are left, such as their normalisation, is then that of all
@@ -34,31 +33,25 @@ def take_edge_dropout(net: Module, graph: Graph, edges: str, attributes: Collect
         edges: The input that is the adjacency.
         attributes: The inputs with a row for each edge.
 
-    Returns:
-        The number of these layers.
-
     Raises:
         ValueError: If edges are dropped in a way that mini-batches can't.
     """
     calls = [node for node in graph.nodes if node.target in EDGE_DROPOUTS]
     of_rows = _find_rows(graph, (edges, TRAINING, *attributes))
-    noted: dict[Node, tuple[int, float]] = {}
     for position, call in enumerate(calls):
         given = _arguments(call)
         if given.get("training", True) is False:
             continue
         _check(call, given)
-        drop = position, float(given.get("p", 0.5))
+        drop = position, float(given.get("p", 0.5)), False
         for layer in _find_layers(net, graph, call, of_rows, edges):
-            if layer in noted:
+            if DROP in layer.meta:
                 raise ValueError(
                     f"'{layer.name}' takes edges of several calls of '{call.name}': drop them once"
                 )
-            noted[layer] = drop
             layer.meta[DROP] = drop
     for call in calls:
         _remove(graph, call, _arguments(call))
-    return len(noted)
 
 
 def _arguments(call: Node) -> dict[str, Any]:

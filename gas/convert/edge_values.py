@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
 from gas.convert.kinds import Values, is_selection
-from gas.convert.known import assign, is_about_shape
+from gas.convert.known import is_about_shape
 
 
 def has_rows(value: Any, size: int) -> bool:
@@ -58,8 +58,6 @@ class EdgeValues:
                 sized.add(node)
             else:
                 found.add(node)
-                if node.target is assign:
-                    found.update(inputs[:1])  # What it changes.
         self.found = found
         needed = {each for node in found for each in node.all_input_nodes if each in sized}
         for node in reversed(graph.nodes):
@@ -83,8 +81,6 @@ class EdgeValues:
                 or (not self.moved.isdisjoint(inputs) and not self._is_selected(node))
             ):
                 self.moved.add(node)
-                if node.target is assign:
-                    self.moved.update(inputs[:1])
         self.read = [
             node for node in self.inside
             if node in self.moved

@@ -14,18 +14,19 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import DeepGCNLayer
 
-from gas.convert.edge_layers import make_matrix
-from gas.convert.graph_argument import GraphArgument, find_dictionaries
-from gas.convert.modes import TRAINING
-from gas.convert.parameters import (
+from gas.convert.arguments import (
     ADJACENCY,
     UNSUPPORTED,
+    GraphArgument,
     adjacency_name,
     features_parameter,
+    find_dictionaries,
     graph_parameter,
     parameters,
     refuse_ambiguous_weights,
 )
+from gas.convert.edge_layers import make_matrix
+from gas.convert.modes import TRAINING
 from gas.convert.trace import GIVEN
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
 from gas.nn import deep_copy
@@ -127,14 +128,29 @@ class Inputs:
                 key for key in UNSUPPORTED if self.graph and key in given[self.graph].read
             ]:
                 how += f", which has no {lacking[0]!r}, of many graphs or samples of one"
+            how += f": {type(error).__name__}: {error}{_differing_type(net, values)}"
             raise ValueError(
                 f"{type(net).__name__} can't be run on a small graph like this one, with "
-                f"{', '.join(values)}{how}: {type(error).__name__}: {error}"
+                f"{', '.join(values)}{how}"
             ) from error
         if not self.graph:
             return out, self
         read = given[self.graph].read
         return out, replace(self, names=[name for name in self.names if name in read])
+
+
+def _differing_type(net: Module, values: Mapping[str, Any]) -> str:
+    """Return how to convert an attribute of another precision than the parameters, or ""."""
+    kinds = {p.dtype for p in net.parameters() if p.is_floating_point()}
+    for name, value in values.items():
+        is_number = isinstance(value, Tensor) and value.is_floating_point() and len(kinds) == 1
+        if is_number and value.dtype not in kinds:
+            (kind,) = kinds
+            return (
+                f"; {name!r} is of {value.dtype} and the parameters of {kind}: convert it, "
+                f"data.{name} = data.{name}.to({kind})"
+            )
+    return ""
 
 
 def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
@@ -152,7 +168,10 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
         names = [name for name, value in data.to_dict().items() if isinstance(value, Tensor)]
         names = [name for name in names if name not in unused]
     else:
-        edges = adjacency_name(list(wanted))
+        try:
+            edges = adjacency_name(list(wanted), data)
+        except ValueError as error:
+            raise node_table_error(net, data, error) or error from None
         names = [n for n in wanted if n in data and n not in (*ADJACENCY, *UNSUPPORTED)]
         features = features_parameter(wanted, data, edges)
         names = ["x", *names] if features else names
@@ -227,33 +246,40 @@ def has_forward(net: Module) -> bool:
 
 def node_table_error(net: Module, data: Data, error: ValueError) -> ValueError | None:
     """Return the error of a module that has a table of all nodes; ``None`` if it has none."""
-    if error.__cause__ is None:  # It failed for a known reason, not in a run.
-        return None
+    size, matrices = data.num_nodes, []
     for name, weight in net.named_parameters():
-        if "node_id" in data or weight.dim() != 2 or data.num_nodes not in weight.shape:
+        if "node_id" in data or weight.dim() != 2 or size not in weight.shape:
             continue
-        what = "row" if weight.size(0) == data.num_nodes else "column"
+        what = "row" if weight.size(0) == size else "column"
         return ValueError(
             f"'{name}' has a {what} for each node, and a mini-batch has some of the nodes: set "
             "data.node_id = torch.arange(data.num_nodes), and give layers embedding(node_id), or "
             f"table[node_id], instead of all rows, or of None. Now, {error}"
         )
+    tables = []
     for prefix, module in net.named_modules():
         for name, value in {**vars(module), **module._buffers}.items():
             sizes = value.sizes if hasattr(value, "sparse_sizes") else None
             shape: Any = getattr(value, "shape", ()) if sizes is None else sizes()
-            if len(shape) == 0 or shape[0] != data.num_nodes or isinstance(value, Module):
-                continue
-            cure = f"set data.{name} to it, and take '{name}' as an argument of forward"
-            if len(shape) > 1 and shape[1] == data.num_nodes:
-                cure = (
-                    "set data.adj_t to it instead of data.edge_index, and take 'adj_t' in forward"
-                )
-            return ValueError(
-                f"'{f'{prefix}.{name}'.lstrip('.')}' keeps rows of all nodes of a graph, and a "
-                f"mini-batch has some of the nodes: {cure}. Now, {error}"
-            )
-    return None
+            if len(shape) > 0 and shape[0] == size and not isinstance(value, Module):
+                tables.append((f"{prefix}.{name}".lstrip("."), name))
+                matrices += [name] * (tuple(shape) == (size, size))
+    if not tables:
+        return None
+    name, attribute = tables[0]
+    cure = f"set data.{attribute} to it, and take '{attribute}' as an argument of forward"
+    if attribute in matrices:
+        cure = "set data.adj_t to it instead of data.edge_index, and take 'adj_t' in forward"
+    if len(matrices) > 1:
+        cure = (
+            "put the entries of all matrices into one data.edge_index, with a column of values for "
+            "each matrix in data.edge_attr, and multiply by torch.sparse_coo_tensor("
+            "edge_index.flip(0), edge_attr[:, 0], (num_nodes, num_nodes)), and by that of column 1"
+        )
+    return ValueError(
+        f"'{name}' keeps rows of all nodes of a graph, and a mini-batch has some of the nodes: "
+        f"{cure}. Now, {error}"
+    )
 
 
 def copy_with_noise(net: Module) -> Module:

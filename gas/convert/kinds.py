@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from gas.convert.inputs import copy_value, like_tuple
 from gas.convert.known import evaluate_node, is_close
+from gas.convert.modes import IN_ONE_MODE
 from gas.convert.trace import get_module, is_layer
 from gas.nn import deep_copy, reason_inexact
 
@@ -22,6 +23,12 @@ EDGES = "edges"
 SELECTED = "selected"  # Rows of some edges, ``edge_index[:, mask]``.
 OTHER = "other"
 SELECTIONS = ("nonzero", "argwhere", "masked_select")
+
+# Functions that draw a number for each item.
+DRAWS = (
+    "bernoulli", "rand", "randn", "rand_like", "randn_like", "normal", "uniform", "exponential",
+    "dropout",
+)  # fmt: skip
 
 Values = Mapping[Node, Any]
 
@@ -156,7 +163,7 @@ def check_rows(
                 f"'{node.name}' ({_call_name(net, node)}) mixes rows of nodes with rows of edges "
                 "outside of a message passing layer, whose edges mini-batches know"
             )
-        if not taken:
+        if not taken or (IN_ONE_MODE in node.meta and function_name(node).strip("_") in DRAWS):
             continue
         _check_type(net, node, records, kinds[node])
         _check_buffers(net, node, records[0])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
-import contextlib
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -15,13 +12,10 @@ from torch.fx import Node, Proxy
 from torch.fx.node import map_arg
 from torch.fx.proxy import Attribute
 from torch.nn import Module
-from torch.utils import checkpoint
 from torch.utils._pytree import tree_leaves
-from torch_geometric.nn.models import rev_gnn
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
-from gas.convert.matrices import TracedMatrix, trace_matrices
-from gas.convert.modes import EDGE_CALLS, explain_num_nodes, record_edge_dropout
+from gas.convert.modes import EDGE_CALLS
 
 # Methods and attributes of a tensor that don't depend on its numbers.
 SHAPE_METHODS = ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex")
@@ -153,6 +147,12 @@ class KnownValues:
         """Return the value on the first graph; ``None`` if it isn't known."""
         return self._values[node][0] if node in self._values else None
 
+    def is_of_matrix(self, node: Node) -> bool:
+        """Return whether a node calls a method of the adjacency, a matrix."""
+        given: Any = node.args[0] if node.op == "call_method" else None
+        is_edges = isinstance(given, Node) and given.target == self._edges
+        return is_edges and getattr(self.first(given), "layout", None) is not torch.strided
+
     def length(self, node: Node) -> int:
         """Return the length of a value, if it is that on each graph.
 
@@ -208,11 +208,11 @@ class KnownValues:
         mask = self.first(index) if isinstance(index, Node) else None
         if name in SELECTING or (isinstance(mask, Tensor) and mask.dtype == torch.bool):
             return True
-        if self._has_row_per_node(node):
+        if self.has_row_per_node(node):
             return False
         return any(self._is_of_numbers(each, seen) for each in node.all_input_nodes)
 
-    def _has_row_per_node(self, node: Node) -> bool:
+    def has_row_per_node(self, node: Node) -> bool:
         """Return whether a value's rows are those of nodes, and the rest of its shape the same."""
         values = self._values[node]
         shapes = [value.shape for value in values if isinstance(value, Tensor) and value.dim() > 0]
@@ -279,7 +279,7 @@ def evaluate_node(
     return function(*args, **kwargs)
 
 
-def _record_call(function: Callable[..., Any], itself: bool = False) -> Callable[..., Any]:
+def record_call(function: Callable[..., Any], itself: bool = False) -> Callable[..., Any]:
     """Have a function be a single node of a trace, which calls it, or what is returned here."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -294,18 +294,27 @@ def _record_call(function: Callable[..., Any], itself: bool = False) -> Callable
 
 def _make_factory(name: str) -> Callable[..., Any]:
     """Make a function of PyTorch that is traced if a size is, by its name in this module."""
-    call = _record_call(getattr(torch, name), itself=True)
+    call = record_call(getattr(torch, name), itself=True)
     call.__name__ = call.__qualname__ = name
     return call
 
 
-def assign(target: Any, key: Any, value: Any) -> None:
-    """Assign items, ``target[key] = value``, as a function that is traced."""
+def assign(target: Any, key: Any, value: Any, selects: bool = False) -> Any:
+    """Return a copy of a tensor after ``copy[key] = value``, as a function that is traced.
+
+    Args:
+        target: The tensor.
+        key: The items.
+        value: Their values, or rows of which ``value[key]`` are the values.
+        selects: Whether it is such rows. (default: ``False``)
+    """
     for leaf in tree_leaves((target, key, value)):
         if issubclass(type(leaf), Proxy):
-            leaf.tracer.create_proxy("call_function", assign, (target, key, value), {})
-            return
-    target[key] = value
+            given = (target, key, value, selects)
+            return leaf.tracer.create_proxy("call_function", assign, given, {})
+    out = target.clone()
+    out[key] = value[key] if selects else value
+    return out
 
 
 # Functions that make tensors of sizes, which may be the number of nodes.
@@ -313,64 +322,6 @@ zeros, ones, full = map(_make_factory, ("zeros", "ones", "full"))
 empty, arange, eye = map(_make_factory, ("empty", "arange", "eye"))
 rand, randn = map(_make_factory, ("rand", "randn"))
 FACTORIES = (zeros, ones, full, empty, arange, eye, rand, randn)
-
-
-def _names(kind: Any, wanted: Any) -> bool:
-    """Return whether a class, a tuple or a union of classes contains a class."""
-    kinds = kind if type(kind) is tuple else getattr(kind, "__args__", ())
-    return kind is wanted or any(_names(each, wanted) for each in kinds)
-
-
-GENERATOR = "_checkpoint_without_reentrant_generator"
-
-
-class _Plain:
-    """Stands in for checkpoints in a trace: the function is called as it is."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        return function(*args)
-
-
-class _Reversible:
-    """Stands in for PyG's invertible function: the function is called as it is."""
-
-    @staticmethod
-    def apply(
-        function: Callable[..., Any], inverse: Any, passes: int, size: int, *args: Any
-    ) -> Any:
-        return function(*args[:size])
-
-
-def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
-    yield
-
-
-@contextlib.contextmanager
-def answer_questions() -> Iterator[None]:
-    """Let a module that is traced ask ``isinstance``, make tensors of sizes, and checkpoint.
-
-    ``isinstance`` is replaced, not the class of proxies, which functions in C would believe.
-    """
-    is_instance = isinstance
-
-    def answer(value: Any, kind: Any) -> bool:
-        if type(value) is TracedMatrix or (type(value) is KnownProxy and value.is_matrix):
-            return _names(kind, SparseTensor) or is_instance(value, kind)
-        is_known = type(value) is KnownProxy and _names(kind, Tensor)
-        return (is_known and value.is_tensor) or is_instance(value, kind)
-
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(trace_matrices())
-        stack.enter_context(record_edge_dropout(_record_call))
-        stack.enter_context(explain_num_nodes())
-        stack.enter_context(mock.patch.object(builtins, "isinstance", answer))
-        for name, plain in (("CheckpointFunction", _Plain), (GENERATOR, _yield_once)):
-            stack.enter_context(mock.patch.object(checkpoint, name, plain))
-        stack.enter_context(mock.patch.object(rev_gnn, "InvertibleFunction", _Reversible))
-        for function in FACTORIES:
-            stack.enter_context(mock.patch.object(torch, function.__name__, function))
-        yield
 
 
 def is_close(found: Any, expected: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.fx import Graph, Node, Proxy
+from torch.fx import Graph, Proxy
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import WITH_TORCH_SCATTER, WITH_TORCH_SPARSE, SparseTensor
@@ -53,6 +53,7 @@ def replace_products(net: Module, graph: Graph, edges: str) -> None:
         graph: Its traced graph.
         edges: The input that is the adjacency.
     """
+    source = next(node for node in graph.nodes if (node.op, node.target) == ("placeholder", edges))
     for node in list(graph.nodes):
         is_product = (node.op == "call_function" and node.target in FUNCTIONS) or (
             node.op == "call_method" and node.target in METHODS
@@ -60,13 +61,23 @@ def replace_products(net: Module, graph: Graph, edges: str) -> None:
         if not is_product or len(node.args) != 2 or not {"reduce"}.issuperset(node.kwargs):
             continue
         matrix, x = node.args
-        if isinstance(matrix, Node) and (matrix.op, matrix.target) == ("placeholder", edges):
+        if matrix is source:
             with graph.inserting_before(node):
                 name = _product_name(str(node.kwargs.get("reduce", "sum")))
                 made = graph.call_module(name, (x, matrix))
             node.replace_all_uses_with(made)
             graph.erase_node(node)
     add_products(net, graph)
+
+
+def matrix_error(name: str) -> ValueError:
+    """Return the error of a method of the graph's matrix that can't be followed."""
+    return ValueError(
+        f"{name!r} of the graph's matrix can't be followed, which multiplies rows of nodes, or is "
+        "given to layers: take 'edge_index' for more, of a graph with data.edge_index. Then, "
+        "edge_index.flip(0) are the transposed edges, degree(edge_index[1], x.size(0)) the sums of "
+        "rows, and gcn_norm(edge_index, num_nodes=x.size(0)) normalises"
+    )
 
 
 class TracedMatrix:
@@ -116,6 +127,14 @@ class TracedMatrix:
         """Return whether the values aren't all 1."""
         return self.value is not None
 
+    def sum(self, dim: int | None = None) -> Any:
+        """Return the sums of rows, ``dim=1``, or of columns."""
+        if dim is None or self.shape is None:
+            return self.__getattr__("sum")
+        index, size = (self.row, self.shape[0]) if dim in (1, -1) else (self.col, self.shape[1])
+        value = torch.ones_like(index) if self.value is None else self.value
+        return scatter(value, index, 0, size, "sum")
+
     def size(self, dim: int) -> Any:
         """Return the number of rows, or of columns."""
         return self.shape[dim]
@@ -144,6 +163,8 @@ class TracedMatrix:
     ) -> Any:
         if function in FUNCTIONS and len(args) == 2 and isinstance(args[0], TracedMatrix):
             return args[0].multiply(args[1])
+        if function.__name__ == "_sparse_sum" and len(args) == 2:
+            return args[0].sum(args[1])
         raise TypeError(
             f"'{function.__name__}' of a sparse matrix that it makes can't be followed: multiply "
             "the matrix by rows of nodes"

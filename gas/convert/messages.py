@@ -16,9 +16,9 @@ from torch.nn import Module
 from gas.convert.edge_layers import EdgeLayer, Propagation, direction_error
 from gas.convert.kinds import EDGES, ROWS, SELECTED, Values, function_name
 from gas.convert.known import FACTORIES, is_close
+from gas.convert.layers import OnSomeEdges, call_product
 from gas.convert.matrices import PRODUCTS, add_products
 from gas.convert.rewrite import changes_in_training, erase_unused
-from gas.convert.selected import OnSomeEdges, call_product
 from gas.convert.trace import Added, get_module, is_layer
 from gas.nn import SimpleConv
 

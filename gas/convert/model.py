@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
@@ -15,14 +16,30 @@ from gas.convert.check import Conversion
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
 from gas.convert.preparation import PREPARED, check_unprepared
-from gas.convert.scope import LayerScope
-from gas.convert.stages import make_stages
-from gas.convert.trace import CONSTANT
+from gas.convert.runs import CONSTANT
+from gas.convert.scope import LayerScope, pull, read_history
 from gas.graph import Adjacency, find_original_graph
 from gas.history import Features, Rows, first_rows
 from gas.loader import SubData
 from gas.nn import ProjectedConv, has_hooks
 from gas.scalable import ScalableGNN, adjacency, attributes, compute_dtype
+
+
+class _LayerAlone(Module):
+    """A module that calls a layer, with its parameters, as those of an ``encoder`` are found."""
+
+    def __init__(self, layer: Module) -> None:
+        super().__init__()
+        self.encoder, self.training = layer, layer.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the layer gives."""
+        return self.encoder(*args, **kwargs)
+
+
+def wrap_layer(layer: Module) -> Module:
+    """Return a module, of the same name, that calls a layer which is converted alone."""
+    return type(type(layer).__name__, (_LayerAlone,), {})(layer)
 
 
 class Converted(ScalableGNN):
@@ -32,6 +49,7 @@ class Converted(ScalableGNN):
     """
 
     _is_static = True
+    _is_layer = False
 
     def __init__(
         self,
@@ -45,6 +63,7 @@ class Converted(ScalableGNN):
     ) -> None:
         super().__init__(num_nodes, list(widths), len(widths) + 1, **options)
         self._name = type(conversion.net).__name__
+        self._is_layer = isinstance(conversion.net, _LayerAlone)
         made = GraphModule(net, graph, self._name)
         constants = {n: b for n, b in made._buffers.items() if n not in net._buffers}
         # All submodules, in the original order, also those that the graph doesn't call.
@@ -67,7 +86,7 @@ class Converted(ScalableGNN):
     @property
     def _checkpoint_module(self) -> Module:
         """Return the layers; their weights have the names of the original module."""
-        return self.net
+        return self.net.get_submodule("encoder" if self._is_layer else "")
 
     def check_on_sample(self, data: Data) -> None:
         """Check the layers on some nodes of a graph, as on the small random graph.
@@ -190,7 +209,7 @@ class Converted(ScalableGNN):
         Values of earlier layers are read from histories, or computed again.
         """
         if self._stages is None:
-            self._stages = make_stages(self.net)
+            self._stages = _make_stages(self.net)
         batch = state["batch"]
         features, _, given = self.inputs_of(batch.data)
 
@@ -236,3 +255,56 @@ class Converted(ScalableGNN):
         histories = "1 history" if number == 1 else f"{number} histories"
         head = f"{self._name}: {histories} of {self.num_nodes} nodes{after}"
         return "\n  ".join([head, *self._drawing])
+
+
+def _make_stages(net: GraphModule) -> list[GraphModule]:
+    """Make the graphs that compute each history, and the output, from features and earlier ones.
+
+    The stages have the inputs, modules and parameters of ``net``.
+    """
+    pulls = {node.args[1]: node for node in net.graph.nodes if node.target is pull}
+    (output,) = [node for node in net.graph.nodes if node.op == "output"]
+    targets = [pulls[position].args[2] for position in range(len(pulls))] + [output.args[0]]
+    stages = []
+    for layer, target in enumerate(targets):
+        known = {position: pulls[position] for position in range(layer)}
+        stage = GraphModule(net, _make_stage(net.graph, target, known))
+        for shared in ("_modules", "_parameters", "_buffers"):
+            stage.__dict__[shared] = net.__dict__[shared]
+        stages.append(stage)
+    return stages
+
+
+def _make_stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
+    """Make the graph of one stage, which reads rows of earlier histories."""
+    reads: dict[Any, tuple[int, bool]] = {}
+    for position, node in known.items():
+        reads[node], reads[node.args[2]] = (position, False), (position, True)
+    needed = _find_needed(target, reads)
+    out = Graph()
+    made: dict[Node, Node] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            made[node] = out.node_copy(node)
+        elif node in reads and node in needed:
+            scope = made[next(iter(graph.nodes))]
+            made[node] = out.call_function(read_history, (scope, *reads[node]))
+        elif node in needed:
+            made[node] = out.node_copy(node, made.__getitem__)
+    out.output(map_arg(target, made.__getitem__))
+    out.lint()
+    return out
+
+
+def _find_needed(target: Node, reads: dict[Any, tuple[int, bool]]) -> set[Node]:
+    """Find the nodes to compute, or to read, for a value."""
+    needed: set[Node] = set()
+    left = [target]
+    while left:
+        node = left.pop()
+        if node in needed:
+            continue
+        needed.add(node)
+        if node not in reads:
+            left += node.all_input_nodes
+    return needed

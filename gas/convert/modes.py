@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import itertools
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FunctionType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import CodeType, FunctionType
 from typing import Any, cast
 from unittest import mock
 
 import torch
 import torch_geometric.utils as pyg_utils
-from torch import Tensor
 from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_arg
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 TRAINING = "training"
+IN_ONE_MODE = "in_one_mode"  # The mode, which a node notes that others compute nothing of.
+RANDOM = (
+    "it draws random numbers that don't follow from its inputs: skip layers by torch.rand(1) < p "
+    "in training alone, each by a number of its own, or use dropout with training=self.training"
+)
 # Functions that drop at random, with the names of their parameters.
 DROPOUTS: dict[Any, tuple[str, ...]] = {
     torch.nn.functional.dropout: ("input", "p", "training", "inplace"),
@@ -34,72 +40,48 @@ def _copy(function: Any) -> Any:
     )
 
 
+# Functions of PyG that are single nodes of a trace, under whatever name a module knows them.
 _ORIGINALS: list[Any] = [
-    inspect.unwrap(each) for each in (pyg_utils.dropout_edge, pyg_utils.dropout_adj)
-]
+    inspect.unwrap(each)
+    for each in (
+        pyg_utils.dropout_edge, pyg_utils.dropout_adj, maybe_num_nodes, pyg_utils.coalesce,
+        pyg_utils.to_undirected, pyg_utils.to_dense_adj, pyg_utils.softmax,
+    )
+]  # fmt: skip
+_COPIES: dict[str, Any] = {each.__name__: _copy(each) for each in _ORIGINALS}
 EDGE_DROPOUTS: dict[Any, tuple[str, ...]] = {
-    _copy(function): tuple(inspect.signature(function).parameters) for function in _ORIGINALS
+    _COPIES[each.__name__]: tuple(inspect.signature(each).parameters) for each in _ORIGINALS[:2]
 }
-
-
-_MAYBE_NUM_NODES: Any = inspect.unwrap(maybe_num_nodes)
-_maybe_num_nodes = _copy(_MAYBE_NUM_NODES)
-
-EDGE_CALLS: list[str] = []  # Their calls in a trace, also by what isn't followed.
+EDGE_CALLS: list[str] = []  # Calls of dropouts of edges in a trace, also by what isn't followed.
 _recorded: dict[str, Callable[..., Any]] = {}  # A global of the functions while they record.
 
 
-def _call_dropout_edge(*args: Any, **kwargs: Any) -> Any:
-    return _recorded["dropout_edge"](*args, **kwargs)
+def _call(*args: Any, **kwargs: Any) -> Any:
+    return _recorded["name"](*args, **kwargs)
 
 
-def _call_dropout_adj(*args: Any, **kwargs: Any) -> Any:
-    return _recorded["dropout_adj"](*args, **kwargs)
-
-
-def _call_maybe_num_nodes(edge_index: Any, num_nodes: int | None = None) -> Any:
-    return _recorded["maybe_num_nodes"](edge_index, num_nodes)
-
-
-@contextmanager
-def explain_num_nodes() -> Iterator[None]:
-    """Have functions of PyG that count nodes by the largest id say what to pass to them."""
-
-    def count(edge_index: Any, num_nodes: int | None) -> Any:
-        try:
-            return _maybe_num_nodes(edge_index, num_nodes)
-        except Exception as error:
-            if not issubclass(type(edge_index), Proxy):
-                raise
-            raise ValueError(
-                "a function of PyG that it calls, such as add_self_loops, degree or gcn_norm, "
-                "counts the nodes by the largest id of the edges: pass num_nodes=x.size(0) to it"
-            ) from error
-
-    before = _MAYBE_NUM_NODES.__code__
-    with mock.patch.dict(_MAYBE_NUM_NODES.__globals__, {"_recorded": {"maybe_num_nodes": count}}):
-        try:
-            _MAYBE_NUM_NODES.__code__ = _call_maybe_num_nodes.__code__
-            yield
-        finally:
-            _MAYBE_NUM_NODES.__code__ = before
+def _make_code(name: str) -> CodeType:
+    """Make the code of a function that calls what is recorded under a name."""
+    code = _call.__code__
+    return code.replace(co_consts=tuple(name if c == "name" else c for c in code.co_consts))
 
 
 @contextmanager
-def record_edge_dropout(record: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
-    """Have calls of these functions be recorded, under whatever name a module knows them.
+def record_functions(record: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
+    """Have calls of these functions be recorded.
 
     Args:
         record: Makes a function that records the call of another.
 
     Raises:
-        ValueError: If both directions of edges were dropped together.
+        ValueError: If both directions of edges were dropped together, or a dense matrix made.
     """
     in_pairs: list[str] = []  # Also by layers that aren't followed.
     EDGE_CALLS.clear()
+    made = {name: record(function) for name, function in _COPIES.items()}
 
     def check(function: Any) -> Callable[..., Any]:
-        recorded = record(function)
+        recorded = made[function.__name__]
 
         def call(*args: Any, **kwargs: Any) -> Any:
             EDGE_CALLS.append(function.__name__)
@@ -109,14 +91,35 @@ def record_edge_dropout(record: Callable[[Any], Callable[..., Any]]) -> Iterator
 
         return call
 
-    made = {function.__name__: check(function) for function in EDGE_DROPOUTS}
+    count_nodes = made["maybe_num_nodes"]
+
+    def count(edge_index: Any, num_nodes: Any = None) -> Any:
+        return count_nodes(edge_index) if num_nodes is None else num_nodes
+
+    def normalise(
+        src: Any, index: Any, ptr: Any = None, num_nodes: Any = None, dim: int = 0
+    ) -> Any:
+        if num_nodes is None and issubclass(type(index), Proxy):  # The same as for fewer nodes.
+            num_nodes = index.tracer.count_nodes()
+        return _COPIES["softmax"](src, index, ptr, num_nodes, dim)
+
+    def refuse(edge_index: Any, *args: Any, **kwargs: Any) -> Any:
+        if not issubclass(type(edge_index), Proxy):
+            return _COPIES["to_dense_adj"](edge_index, *args, **kwargs)
+        raise ValueError(
+            "it makes a matrix of all nodes by all nodes, to_dense_adj: make a sparse one, "
+            "torch.sparse_coo_tensor(edge_index.flip(0), weight, (num_nodes, num_nodes))"
+        )
+
+    made |= {function.__name__: check(function) for function in EDGE_DROPOUTS}
+    made |= {"maybe_num_nodes": count, "to_dense_adj": refuse, "softmax": normalise}
     before = [(each, each.__code__, each.__defaults__) for each in _ORIGINALS]
-    with mock.patch.dict(_ORIGINALS[0].__globals__, {"_recorded": made}):
+    with ExitStack() as stack:
+        for each in _ORIGINALS:
+            stack.enter_context(mock.patch.dict(each.__globals__, {"_recorded": made}))
         try:
-            for function, call in zip(
-                _ORIGINALS, (_call_dropout_edge, _call_dropout_adj), strict=True
-            ):
-                function.__defaults__, function.__code__ = None, call.__code__
+            for each in _ORIGINALS:
+                each.__defaults__, each.__code__ = None, _make_code(each.__name__)
             yield
         finally:
             for function, code, defaults in before:
@@ -128,100 +131,217 @@ def record_edge_dropout(record: Callable[[Any], Callable[..., Any]]) -> Iterator
         )
 
 
-def add_training_input(
-    name: str, graph: Graph, other: Graph, is_dropout: Callable[[Node], bool]
-) -> None:
-    """Replace arguments that are true in training and false in evaluation by one input.
+def choose(flag: Any, yes: Any, no: Any) -> Any:
+    """Return one of two values, as a function that is traced."""
+    if isinstance(flag, Proxy):
+        return flag.tracer.create_proxy("call_function", choose, (flag, yes, no), {})
+    return yes if flag else no
 
-    Dropout that is called in training alone gets it, too.
+
+def draw_flag(training: Any, p: float) -> Any:
+    """Return true with a probability, in training alone, as a function that is traced."""
+    if isinstance(training, Proxy):
+        return training.tracer.create_proxy("call_function", draw_flag, (training, p), {})
+    return training and bool(torch.rand(()) < p)
+
+
+class ModeMerger:
+    """Merges what a module computes in evaluation, or by chance, into its graph in training.
+
+    Both are computed, and the value of one of them is read.
 
     Args:
         name: The name of the method.
         graph: What it computes in training, which is changed.
-        other: What it computes in evaluation.
         is_dropout: Whether a node drops elements at random.
     """
-    pairs, same = _pair_nodes(name, graph, other, is_dropout)
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    with graph.inserting_after(inputs[-1]):
-        training = graph.placeholder(TRAINING)
-    for a, b in pairs.items():
-        if b is None:
-            if names := {**DROPOUTS, **EDGE_DROPOUTS}.get(a.target):
-                given = dict(zip(names[1:], a.args[1:], strict=False)) | a.kwargs
-                switch = "train" if "train" in names else "training"
-                if given.get(switch, True) is not False:
-                    a.args, a.kwargs = a.args[:1], {**given, switch: training}
-            continue
-        ones, twos = _constants(a), _constants(b)
-        differ = [
-            key for key in {**ones, **twos}
-            if not _is_same(map_arg(ones.get(key, True), same.get), twos.get(key, True))
-        ]  # fmt: skip
-        if any(ones.get(key, True) is not True for key in differ):
-            raise ValueError(
-                f"{name}: '{a.name}' takes other values in training than in evaluation, "
-                "which can't be followed: pass training=self.training"
-            )
-        for key in differ:
-            if isinstance(key, int):
-                a.update_arg(key, training)
+
+    def __init__(self, name: str, graph: Graph, is_dropout: Callable[[Node], bool]) -> None:
+        self.graph = graph
+        self._name, self._is_dropout = name, is_dropout
+        self._nodes = list(graph.nodes)
+        self._read = {node: _inputs_of(node) for node in self._nodes}  # As they were traced.
+        self._current: dict[Node, Node] = {}  # What is read of a value, by chance.
+        self._same: dict[Node, Node] = {}  # The nodes of the other graph with the same values.
+        self._back: dict[Node, Node] = {}
+        self._made: dict[tuple[Node, Node], Node] = {}
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        with graph.inserting_after(inputs[-1]):
+            self.training = graph.placeholder(TRAINING)
+        self._first = next(node for node in self._nodes if node.op != "placeholder")
+
+    def merge(self, other: Graph, p: float | None = None) -> None:
+        """Merge another graph.
+
+        Args:
+            other: What is computed instead, in evaluation, or by chance in training.
+            p: Its probability; ``None`` in evaluation.
+
+        Raises:
+            ValueError: If it returns something else, or chances depend on one another.
+        """
+        self._same, self._back, self._made = {}, {}, {}
+        self._is_evaluated, flag = p is None, self.training
+        if p is not None:
+            with self.graph.inserting_before(self._first):
+                flag = self.graph.call_function(draw_flag, (self.training, p))
+        mine, others = list(self._nodes), list(other.nodes)
+        while mine or others:
+            if mine and others and self._is_same(mine[0], others[0]):
+                self._pair(mine.pop(0), others.pop(0), flag)
+            elif mine and (equal := self._find_equal(mine[0])) is not None and p is None:
+                self._same[mine[0]] = equal
+                self._drop_in_training(mine.pop(0))
             else:
-                a.update_kwarg(key, training)
+                start, end = _find_next(mine, others, self._is_alike)
+                if start == len(mine):
+                    raise ValueError(
+                        f"{self._name} returns something else in training than in evaluation, "
+                        "which can't be followed: return the same values, in the same order"
+                    )
+                for node in mine[:start]:
+                    node.meta[IN_ONE_MODE] = TRAINING
+                    if p is None:  # Before, graphs in training are compared.
+                        self._drop_in_training(node)
+                for node in others[:end]:
+                    with self.graph.inserting_before(mine[start]):
+                        made = self.graph.node_copy(node, self._value_of)
+                    made.meta[IN_ONE_MODE] = "evaluation" if p is None else TRAINING
+                    self._drop_in_training(made)
+                    self._back[node] = made
+                mine, others = mine[start:], others[end:]
+                self._pair(mine.pop(0), others.pop(0), flag)
 
+    def _value_of(self, other: Node) -> Node:
+        value = self._back[other]
+        return self._current.get(value, value)
 
-def _pair_nodes(
-    name: str, graph: Graph, other: Graph, is_dropout: Callable[[Node], bool]
-) -> tuple[dict[Node, Node | None], dict[Node, Node]]:
-    """Find the nodes in evaluation for those in training, ``None`` for dropout without one.
-
-    Returns:
-        These, and the nodes in evaluation that have the same values, which dropout has, too.
-
-    Raises:
-        ValueError: If they differ in more than dropout.
-    """
-    pairs: dict[Node, Node | None] = {}
-    same: dict[Node, Node] = {}
-    left = list(other.nodes)
-    for a in graph.nodes:
-        b = left[0] if left else None
-        inputs = [same.get(each) for each in a.all_input_nodes]
-        if b is not None and (a.op, a.target, inputs) == (b.op, b.target, b.all_input_nodes):
-            pairs[a] = same[a] = left.pop(0)
-        elif (equal := _find_equal(a, same, is_dropout)) is not None:
-            pairs[a], same[a] = None, equal
-        else:
-            left = [a]
-            break
-    if left:
-        raise ValueError(
-            f"{name} calls other functions in training than in evaluation, which can't be "
-            "followed: call the same ones, with training=self.training"
+    def _is_alike(self, node: Node, other: Node) -> bool:
+        """Return whether nodes call the same with the same constants, but for ``training``."""
+        if (node.op, node.target) != (other.op, other.target):
+            return False
+        ones, twos = _constants(node), _constants(other)
+        default = True if node.target in {**DROPOUTS, **EDGE_DROPOUTS} else None
+        return all(
+            self._is_evaluated and ones.get(key, default) is True and twos.get(key) is False
+            for key in _differing(node, other)
         )
-    return pairs, same
+
+    def _is_same(self, node: Node, other: Node) -> bool:
+        """Return whether they also have the same inputs, or such that one is chosen of."""
+        if not self._is_alike(node, other):
+            return False
+        pairs = list(zip(self._read[node], _inputs_of(other), strict=False))
+        return all(self._same.get(u) is w or (u, w) in self._made for u, w in pairs)
+
+    def _pair(self, node: Node, other: Node, flag: Node) -> None:
+        """Have a node compute what either does, the other in evaluation or if a flag is drawn."""
+        self._same[node], self._back[other] = other, node
+        found = zip(self._read[node], _inputs_of(other), _inputs_of(node), strict=False)
+        changes: dict[int, Node] = {}
+        for position, (mine, theirs, read) in enumerate(found):
+            if self._same.get(mine) is theirs:
+                continue
+            if (mine, theirs) not in self._made:
+                if flag is not self.training and mine in self._current:
+                    raise ValueError(RANDOM)
+                value = self._value_of(theirs)
+                with self.graph.inserting_before(node):
+                    pair = (read, value) if flag is self.training else (value, read)
+                    made = self.graph.call_function(choose, (flag, *pair))
+                made.meta[IN_ONE_MODE] = TRAINING
+                self._made[mine, theirs] = made
+                if flag is not self.training:
+                    self._current[mine] = made
+            changes[position] = self._made[mine, theirs]
+        if changes:
+            positions = itertools.count()
+            swap = lambda each: changes.get(next(positions), each)  # noqa: E731
+            node.args, node.kwargs = map_arg(node.args, swap), map_arg(node.kwargs, swap)
+        for key in _differing(node, other):
+            if isinstance(key, int):
+                node.update_arg(key, self.training)
+            else:
+                node.update_kwarg(key, self.training)
+
+    def _find_equal(self, node: Node) -> Node | None:
+        """Return what dropout that is called in training alone is equal to in evaluation."""
+        same = self._same
+        if self._is_dropout(node) or node.target in EDGE_DROPOUTS:
+            return same.get(cast(Node, node.args[0])) if node.args else None
+        if node.target is not operator.getitem or not isinstance(node.args[0], Node):
+            return None
+        whole, index = node.args[0], node.args[1]
+        if whole.target in EDGE_DROPOUTS:
+            is_attribute = "edge_attr" in EDGE_DROPOUTS[whole.target] and index == 1
+            return same.get(cast(Node, whole.args[1]) if is_attribute else whole)
+        masks: Any = index.args[0] if isinstance(index, Node) and index.args else None
+        is_mask = isinstance(masks, Node) and masks.target in EDGE_DROPOUTS
+        return same.get(whole) if is_mask else None
+
+    def _drop_in_training(self, node: Node) -> None:
+        """Have dropout that is called in training alone ask whether it is training."""
+        if names := {**DROPOUTS, **EDGE_DROPOUTS}.get(node.target):
+            given = dict(zip(names[1:], node.args[1:], strict=False)) | node.kwargs
+            switch = "train" if "train" in names else "training"
+            if given.get(switch, True) is True:
+                node.args, node.kwargs = node.args[:1], {**given, switch: self.training}
 
 
-def _find_equal(
-    node: Node, same: dict[Node, Node], is_dropout: Callable[[Node], bool]
-) -> Node | None:
-    """Return what dropout that is called in training alone is equal to in evaluation."""
-    if is_dropout(node) or node.target in EDGE_DROPOUTS:
-        return same.get(cast(Node, node.args[0])) if node.args else None
-    if node.target is not operator.getitem or not isinstance(node.args[0], Node):
-        return None
-    whole, index = node.args[0], node.args[1]
-    if whole.target in EDGE_DROPOUTS:
-        is_attribute = "edge_attr" in EDGE_DROPOUTS[whole.target] and index == 1
-        return same.get(cast(Node, whole.args[1]) if is_attribute else whole)
-    masks: Any = index.args[0] if isinstance(index, Node) and index.args else None
-    return same.get(whole) if isinstance(masks, Node) and masks.target in EDGE_DROPOUTS else None
+def number_values(graph: Graph, known: dict[str, int]) -> str:
+    """Return the number of what a graph returns if all that is chosen at random is the first.
+
+    Args:
+        graph: The graph.
+        known: The numbers of values by how they are computed, which are added to.
+    """
+    numbers: dict[Node, str] = {}
+    for node in graph.nodes:
+        if node.target is choose:
+            numbers[node] = numbers[cast(Node, node.args[1])]
+        elif node.target is not draw_flag and (node.op != "placeholder" or node.target != TRAINING):
+            given = map_arg((node.args, node.kwargs), lambda each: numbers.get(each, True))
+            text = f"{node.op} {node.target} {given!r}"
+            numbers[node] = f"%{known.setdefault(text, len(known))}"
+    return list(numbers.values())[-1]
 
 
-def _is_same(one: Any, two: Any) -> bool:
-    if isinstance(one, Node) or isinstance(two, Node):
-        return one is two
-    return type(one) is type(two) and (isinstance(one, Tensor) or repr(one) == repr(two))
+def _find_next(
+    mine: Sequence[Node], others: Sequence[Node], is_alike: Callable[[Node, Node], bool]
+) -> tuple[int, int]:
+    """Find the first of the longest nodes in a row that two graphs both have."""
+    ones, twos = ([(node.op, node.target) for node in nodes] for nodes in (mine, others))
+    matcher = difflib.SequenceMatcher(None, ones, twos, autojunk=False)
+    for start, end, size in matcher.get_matching_blocks():
+        for more in range(size):
+            if is_alike(mine[start + more], others[end + more]):
+                return start + more, end + more
+    return len(mine), len(others)
+
+
+def _inputs_of(node: Node) -> list[Node]:
+    """Return the nodes among a node's arguments, in order, as often as they are given."""
+    found: list[Node] = []
+
+    def add(each: Node) -> Node:
+        found.append(each)
+        return each
+
+    map_arg((node.args, node.kwargs), add)
+    return found
+
+
+def _differing(node: Node, other: Node) -> list[int | str]:
+    """Return the arguments that differ in more than nodes."""
+    ones, twos = _constants(node), _constants(other)
+    return [
+        key for key in {**ones, **twos}
+        if repr(map_arg(ones.get(key, True), _blank)) != repr(map_arg(twos.get(key, True), _blank))
+    ]  # fmt: skip
+
+
+def _blank(node: Node) -> Any:
+    return "node"
 
 
 def _constants(node: Node) -> dict[int | str, Any]:

@@ -18,11 +18,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_dropout import DROP
 from gas.convert.edge_layers import OnMatrix, WrappedLayer, bind
-from gas.convert.layers import bind_arguments
-from gas.convert.selected import OnSomeEdges, replace_layer
-from gas.convert.trace import GIVEN, UNROLLED, Added, is_layer
+from gas.convert.layers import OnSomeEdges, bind_arguments, replace_layer
+from gas.convert.trace import DROP, GIVEN, UNROLLED, Added, is_layer
 from gas.graph import WEIGHT, layout_of, with_edge_index
 
 _NORMALISED: Any = WeakIdKeyDictionary()  # The weights that were normalised.
@@ -181,6 +179,7 @@ class DifferentEdgesError(ValueError):
     """Error of layers that can't all take one normalised graph."""
 
     may_read_values = False
+    is_last_word = False  # Whether it says why, if other ways don't convert the module either.
 
 
 def _find_normalising_layers(net: Module, graph: Graph) -> dict[str, Normalise]:
@@ -267,11 +266,13 @@ def move_normalisation(
             continue
         weight = bind_arguments(net.get_submodule(str(node.target)), node).get(WEIGHT)
         if isinstance(weight, Node) and weight.op != "placeholder":
-            raise ValueError(
+            error = DifferentEdgesError(
                 f"'{node.target}' normalises weights that the model computes, '{weight.name}', or "
                 "by another rule than other layers, which mini-batches can't: use normalize=False, "
                 "or the same options of self-loops in all layers"
             )
+            error.is_last_word = True
+            raise error
         if isinstance(weight, Node) and weight.target != WEIGHT:
             found[str(node.target)].attribute = str(weight.target)
             node.replace_input_with(weight, None)

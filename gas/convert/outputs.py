@@ -1,20 +1,28 @@
-"""Outputs of a module: rows of nodes, alone or in tuples, dictionaries and dataclasses."""
+"""Values of the nodes of a traced graph on small graphs, and the outputs among them."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, Interpreter, Node
+from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
+from torch_geometric.data import Data
 
+from gas.convert.edge_layers import bind
+from gas.convert.inputs import Inputs, copy_value, eval_mode
 from gas.convert.kinds import ROWS, Values
+from gas.convert.known import is_close
+from gas.convert.modes import TRAINING
+from gas.convert.normalise import DifferentEdgesError, Normalise
 from gas.convert.scope import join_columns
+from gas.graph import WEIGHT
 
 
 @dataclass(frozen=True)
@@ -25,12 +33,14 @@ class Outputs:
     * ``nested``: their positions, nested as they are; ``made``: the dataclass of the outermost, if
       it is one.
     * ``shapes``: the shapes of a row of each node's value, and ``None`` for constants.
+    * ``dtypes``: their types, if these differ, and ``None`` otherwise.
     """
 
     leaves: tuple[Any, ...]
     nested: Any
     made: type | None
     shapes: tuple[torch.Size | None, ...]
+    dtypes: tuple[torch.dtype | None, ...]
 
     @property
     def is_single(self) -> bool:
@@ -65,8 +75,10 @@ class Outputs:
         widths = [0 if shape is None else shape.numel() for shape in self.shapes]
         columns = rows.split(widths, dim=1)
         found = [
-            leaf if shape is None else part.reshape(-1, *shape)
-            for leaf, shape, part in zip(self.leaves, self.shapes, columns, strict=True)
+            leaf if shape is None else part.reshape(-1, *shape).to(dtype or part.dtype)
+            for leaf, shape, dtype, part in zip(
+                self.leaves, self.shapes, self.dtypes, columns, strict=True
+            )
         ]
         out = tree_map(found.__getitem__, self.nested)
         return out if self.made is None else self.made(**cast(Mapping[str, Any], out))
@@ -125,7 +137,13 @@ def find_outputs(graph: Graph, returned: Any, name: str) -> Outputs:
         value.shape[1:] if isinstance(leaf, Node) else None
         for leaf, value in zip(found, leaves, strict=True)
     )
-    return Outputs(tuple(found), nested, made, shapes)
+    rows = [value for leaf, value in zip(found, leaves, strict=True) if isinstance(leaf, Node)]
+    differ = len({value.dtype for value in rows}) > 1
+    dtypes = tuple(
+        value.dtype if differ and isinstance(leaf, Node) else None
+        for leaf, value in zip(found, leaves, strict=True)
+    )
+    return Outputs(tuple(found), nested, made, shapes, dtypes)
 
 
 def check_outputs(
@@ -152,9 +170,108 @@ def check_outputs(
             )
     if not nodes:
         raise ValueError(f"{name} returns no rows of nodes")
-    dtypes: Sequence[torch.dtype] = [record[node].dtype for node in nodes]
-    if len(set(dtypes)) > 1:
-        raise ValueError(
-            f"{name} returns rows of {', '.join(map(str, dict.fromkeys(dtypes)))}, expected one "
-            "type for all: convert them after the model"
-        )
+
+
+class _Recorder(Interpreter):
+    """Interpreter that runs a graph and records the value of each node."""
+
+    def __init__(self, net: Module, graph: Graph, weight: Tensor | None, weighted: Any) -> None:
+        super().__init__(net, graph=graph)
+        self._weight, self._weighted = weight, weighted
+        self.values: dict[Node, Any] = {}
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        self.values[n] = copy_value(value)
+        return value
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target not in self._weighted:
+            return super().call_module(target, args, kwargs)
+        layer = self.fetch_attr(target)
+        given = bind(layer, args, kwargs)
+        return layer(**{**given, "edge_weight": self._weight})
+
+
+def record(
+    net: Module,
+    graph: Graph,
+    inputs: dict[str, Any],
+    weight: Tensor | None = None,
+    weighted: Collection[str] = (),
+) -> dict[Node, Any]:
+    """Return the value of each node of a graph, in evaluation mode.
+
+    Args:
+        net: The module that was traced.
+        graph: The graph.
+        inputs: Its inputs by name.
+        weight: The weight of each edge. (default: none)
+        weighted: The names of the layers that take it. (default: none)
+    """
+    recorder = _Recorder(net, graph, weight, weighted)
+    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
+    with eval_mode(net):
+        recorder.run(*[copy_value(inputs[name]) for name in names])
+    return recorder.values
+
+
+def record_values(
+    net: Module,
+    graph: Graph,
+    inputs: Inputs,
+    graphs: Sequence[Data],
+    weighted: Sequence[str],
+    transform: Normalise | None,
+) -> list[dict[Node, Any]]:
+    """Record the values of the traced graph's nodes on each of the small graphs."""
+    try:
+        return [
+            record(
+                net, graph, {**inputs.arguments(each), TRAINING: False}, each.get(WEIGHT), weighted
+            )
+            for each in graphs
+        ]
+    except Exception as error:
+        how = f" after {transform}, which attributes of edges don't follow" if transform else ""
+        kind = DifferentEdgesError if transform else ValueError
+        raise kind(
+            f"{type(net).__name__} can't be run on a small graph{how}: {type(error).__name__}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+
+
+def record_checked(
+    net: Module,
+    graph: Graph,
+    expected: Any,
+    inputs: Inputs,
+    graphs: Sequence[Data],
+    transform: Normalise | None,
+    weighted: Sequence[str],
+) -> tuple[Outputs, list[dict[Node, Any]]]:
+    """Record values as above, and check that the graph returns what the module does."""
+    outputs = find_outputs(graph, expected, type(net).__name__)
+    records = record_values(net, graph, inputs, graphs, weighted, transform)
+    if not is_close(outputs.values(records[0]), flatten(expected)):
+        raise MismatchError(type(net).__name__, transform, inputs)
+    return outputs, records
+
+
+class MismatchError(DifferentEdgesError):
+    """Error of a module whose result changes when it is run again, normalised, or on a list."""
+
+    def __init__(self, name: str, transform: Normalise | None, inputs: Inputs) -> None:
+        self.may_read_values = inputs.by_value and inputs.layout == "csr"
+        how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
+        text = f"with {how}, because its layers take different graphs: use layers that all take "
+        if transform is None and not inputs.by_value:
+            text = "when it is run again: it mustn't be random in evaluation, nor change views of "
+        end = "the same one"
+        if text.endswith("of "):
+            end = (
+                "tensors in place, nor read an attribute of the edges beside two lists of them, "
+                "such as edge_index and edge_index.flip(0): give the second a copy under another "
+                "name"
+            )
+        super().__init__(f"{name} returns other values {text}{end}")

@@ -15,7 +15,7 @@ from torch.nn import Module
 from gas.convert.edge_dropout import SCALED
 from gas.convert.kinds import EDGES, ROWS
 from gas.convert.layers import WEIGHT, LayerCall
-from gas.convert.modes import TRAINING
+from gas.convert.modes import IN_ONE_MODE, TRAINING
 from gas.convert.normalise import Normalise
 from gas.convert.outputs import Outputs
 from gas.convert.rewrite import changes_in_training
@@ -71,6 +71,11 @@ def place_histories(
             return
         if node in exact:  # It depends on features only, which batches have for the halo, too.
             out.whole.add(node)
+            for argument in _row_arguments(node, kinds):
+                require(argument)
+            return
+        if (IN_ONE_MODE in node.meta and not is_layer(net, node)) or isinstance(values[node], int):
+            out.whole.add(node)  # As dropout: the noise of one mini-batch isn't stored.
             for argument in _row_arguments(node, kinds):
                 require(argument)
             return
@@ -174,7 +179,9 @@ class _Writer:
         self._edges = next(str(c.given[c.adjacency].target) for c in calls.values())
         self.graph = Graph()
         self._scope = self.graph.placeholder("scope")
-        self._dropped: dict[int, Node] = {}  # Scopes without edges that are dropped in training.
+        self._dropped: dict[
+            int | str, Node
+        ] = {}  # Scopes without edges that are dropped in training.
         self._selected: dict[tuple[Node, Node], Node] = {}  # Scopes with some of the edges.
         self._written: dict[Node, Node] = {}  # For all rows, if the placement says so.
         self._own: dict[Node, Node] = {}
@@ -240,7 +247,8 @@ class _Writer:
             rows = self.all_rows(argument)
             if call.dropped is None or self._kinds[argument] != EDGES:
                 return rows
-            return self.graph.call_function(kept_edges, (given, rows, self._is_scaled(argument)))
+            scaled = call.dropped[-1] or self._is_scaled(argument)
+            return self.graph.call_function(kept_edges, (given, rows, scaled))
 
         scope = given
         if call.selected is not None:
@@ -262,12 +270,13 @@ class _Writer:
         inputs = [each for each in node.all_input_nodes if self._kinds[each] == EDGES]
         return SCALED in node.meta or any(map(self._is_scaled, inputs))
 
-    def _drop_edges(self, position: int, p: float) -> Node:
+    def _drop_edges(self, position: int | str, p: float, of_weights: bool) -> Node:
         """Return the scope without the edges that a call drops, the same for all its layers."""
         if position not in self._dropped:
             (training,) = [each for each in self._written if each.target == TRAINING]
-            keeps_loops = self._transform is not None and self._transform.keeps_loops
-            flags = keeps_loops, isinstance(self._transform, Normalise)
+            adds_loops = self._transform is not None and self._transform.keeps_loops
+            scales = of_weights or isinstance(self._transform, Normalise)
+            flags = adds_loops and not of_weights, scales
             self._dropped[position] = self.make(drop_edges, p, self._written[training], *flags)
         return self._dropped[position]
 
@@ -342,26 +351,6 @@ def _is_read_by(
         if not (_is_read_by(function, net, user, through) if passes else function(user, module)):
             return False
     return node is not None and bool(node.users)
-
-
-def history_shape(node: Node, value: Any, dim: Any) -> Sequence[int]:
-    """Return the shape of a row of a value that needs a history.
-
-    Args:
-        node: The node of the value, for the error.
-        value: The value on a small graph.
-        dim: The dimension of its rows.
-
-    Raises:
-        ValueError: If it isn't a tensor of floating-point numbers.
-    """
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(
-            f"'{node.name}' of {shape} goes to a message passing layer, and a history takes rows "
-            "of floating-point numbers, [num_nodes, ...]"
-        )
-    return value.movedim(dim, 0).shape[1:]
 
 
 def write_graph(

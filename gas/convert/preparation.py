@@ -79,7 +79,7 @@ class Preparation(BaseTransform):
         edges, places = join_lists(lists, int(data.num_nodes or 0))
         whole = [each for name, each in zip(self._masks, lists, strict=True) if not name]
         if any(each.size(1) != edges.size(1) for each in whole) or any(
-            at is not None and values[name].size(0) != lists[at].size(1)
+            values[name].size(0) != (data.num_nodes if at is None else lists[at].size(1))
             for name, at in self._lists.items()
         ):
             raise self._mismatch()

@@ -14,12 +14,13 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
-from gas.convert.edge_dropout import AFTER_DROP, DROP, SCALED, check_scale
+from gas.convert.edge_dropout import AFTER_DROP, SCALED, check_scale
 from gas.convert.edge_values import EdgeValues, has_rows
 from gas.convert.kinds import Values, function_name
-from gas.convert.known import assign, is_close
+from gas.convert.known import is_close
 from gas.convert.preparation import PREPARED, Preparation, join_lists
 from gas.convert.rewrite import erase_unused, exchange
+from gas.convert.trace import DROP
 
 
 def _are_equal(one: Any, other: Any) -> bool:
@@ -166,7 +167,6 @@ class _Extractor:
         names = [str(node.target) for node in finder.inputs if node is not finder.edges]
         for node in reversed(finder.inside):
             if node in finder.moved:
-                node.users.clear()  # Such as an assignment, which follows what it changes.
                 finder.graph.erase_node(node)
         erase_unused(finder.graph)
         for node in finder.inputs:
@@ -339,17 +339,3 @@ def move_preparation(
             failure = error
     assert failure is not None
     raise failure
-
-
-def refuse_assignments(graph: Graph) -> None:
-    """Refuse assignments of items outside of a preparation.
-
-    Raises:
-        ValueError: Naming the value.
-    """
-    for node in graph.nodes:
-        if node.target is assign:
-            raise ValueError(
-                f"'{node.args[0]}' is changed by an assignment, [...] = ..., which can't be "
-                "followed: use torch.where or masked_fill"
-            )

@@ -60,13 +60,30 @@ def merge_projections(
                 net.add_module(name, found[name](net))
             else:
                 add_product(net, str(name))
+        end, bias = _find_bias(node, kinds, record)
+        if bias is not None:
+            given["end_bias"] = bias
+        with graph.inserting_before(end):
             made = graph.call_module(str(name), (x, *node.args[1:]), given)
         made.meta.update(node.meta)
-        kinds[made], record[made] = kinds[node], record[node]
-        node.replace_all_uses_with(made)
-        graph.erase_node(node)
-        graph.erase_node(rows)
+        kinds[made], record[made] = kinds[end], record[end]
+        end.replace_all_uses_with(made)
+        for erased in dict.fromkeys((end, node, rows)):
+            graph.erase_node(erased)
     return found
+
+
+def _find_bias(node: Node, kinds: Mapping[Node, str], record: Values) -> tuple[Node, Node | None]:
+    """Return the sum of a product and a bias, and the bias; the product if none is added."""
+    end = next(iter(node.users), node)
+    is_sum = end.target in (operator.add, torch.add) and len(end.args) == 2 and not end.kwargs
+    given = [each for each in end.args if each is not node]
+    if is_sum and len(node.users) == len(given) == 1 and isinstance(given[0], Node):
+        bias, out = record[given[0]], record[node]
+        is_bias = kinds[given[0]] == OTHER and isinstance(bias, Tensor) and bias.dtype == out.dtype
+        if is_bias and bias.shape == out.shape[1:]:
+            return end, given[0]
+    return node, None
 
 
 def _make_projection(net: Module, target: str, reduce: str) -> ProjectedConv:

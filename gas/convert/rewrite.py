@@ -13,7 +13,9 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
-from gas.convert.known import assign
+from gas.convert.known import assign, is_about_shape
+from gas.convert.matrices import matrix_error
+from gas.convert.modes import IN_ONE_MODE
 from gas.convert.trace import get_module, is_dropout
 
 VIEWS = (
@@ -34,10 +36,17 @@ def follow_changes(net: Module, graph: Graph) -> None:
         graph: Its traced graph.
 
     Raises:
-        ValueError: If a dropout changes a view of a tensor.
+        ValueError: If a dropout changes a view of a tensor, or an assignment a parameter or buffer.
     """
     order = {node: position for position, node in enumerate(graph.nodes)}
     for node in graph.nodes:
+        if IN_ONE_MODE in node.meta and (node.target is assign or is_in_place(node)):
+            target: Any = node.args[0]
+            if IN_ONE_MODE not in target.meta:
+                raise ValueError(
+                    f"'{node.name}' changes '{target.name}' in training or in evaluation alone, "
+                    "or by chance, which can't be followed: compute a new tensor"
+                )
         if _drops_in_place(net, node):
             changed = node.args[0]
             if changed.target in VIEWS:
@@ -46,12 +55,47 @@ def follow_changes(net: Module, graph: Graph) -> None:
                     "leave out 'inplace'"
                 )
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
+        if node.target is assign:
+            changed = source = node.args[0]
+            while source.target in VIEWS:
+                source = source.args[0]
+            if source.op == "get_attr":
+                raise ValueError(
+                    f"'{source.target}' of the module is changed by an assignment, [...] = ..., "
+                    "and mini-batches come one after another: assign to a copy, .clone()"
+                )
+            changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
+            continue
         if not is_in_place(node) or node.users or not isinstance(node.args[0], Node):
             continue
         changed = node.args[0]
         if changed.op in ("call_function", "call_method", "call_module"):
             _replace_in_place(node, changed)
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
+
+
+def spread_selected_rows(graph: Graph) -> None:
+    """Have assignments such as ``x[mask] = f(y[mask])`` take ``f(y)``, of which they select rows.
+
+    Args:
+        graph: A traced graph.
+    """
+    for node in graph.nodes:
+        key = node.args[1] if node.target is assign else None
+        if not isinstance(key, Node):
+            continue
+        for rows in [user for user in key.users if user.target is operator.getitem]:
+            whole = rows.args[0]
+            if rows.args[1] is key and isinstance(whole, Node) and _leads_to(rows, node):
+                node.args = (*node.args[:3], True)
+                rows.replace_all_uses_with(whole)
+    erase_unused(graph)
+
+
+def _leads_to(node: Node, end: Node) -> bool:
+    """Return whether all that is computed of a value goes into the values of an assignment."""
+    readers = [user is end or _leads_to(user, end) for user in node.users]
+    return bool(readers) and all(readers)
 
 
 def exchange(node: Node, other: Any, readers: Callable[[Node], bool] = lambda _: True) -> None:
@@ -81,7 +125,7 @@ def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
         modules: Calls of modules that may be removed, too.
     """
     for node in reversed(list(graph.nodes)):
-        changed = node.args[0] if node.target is assign or is_in_place(node) else None
+        changed = node.args[0] if is_in_place(node) else None
         is_read = isinstance(changed, Node) and (
             changed.op in ("placeholder", "get_attr") or len(changed.users) > 1
         )
@@ -127,6 +171,20 @@ def skip_copies(graph: Graph, edges: str) -> None:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
     erase_unused(graph)
+
+
+def refuse_methods(graph: Graph, edges: str) -> None:
+    """Refuse methods of the adjacency, a matrix, but for products.
+
+    Raises:
+        ValueError: Naming the method.
+    """
+    for node in graph.nodes:
+        given = node.args[0] if node.args else None
+        if node.op == "call_module" or not isinstance(given, Node) or given.target != edges:
+            continue
+        if node.op != "output" and not is_about_shape(node):
+            raise matrix_error(str(node.args[1] if node.target is getattr else node.target))
 
 
 def turn_ends(graph: Graph, values: Mapping[Node, Any]) -> None:

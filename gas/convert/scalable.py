@@ -20,10 +20,8 @@ from gas.convert.inputs import (
     make_graph,
     node_table_error,
 )
-from gas.convert.model import Converted
-from gas.convert.normalise import (
-    DifferentEdgesError,
-)
+from gas.convert.model import Converted, wrap_layer
+from gas.convert.normalise import DifferentEdgesError
 from gas.convert.sample import find_sample_graphs
 from gas.convert.trace import UNROLLED
 from gas.graph import check_nodes
@@ -93,11 +91,13 @@ def to_scalable(
     if isinstance(net, ScalableGNN):
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
     data = make_graph(net, data, num_nodes)
+    check_exact("", net)
+    if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
+        net = wrap_layer(net)
     if {weight.dtype for weight in net.parameters()} == {torch.float64}:
         kwargs.setdefault("dtype", torch.float64)
     if "num_nodes" in data:
         check_nodes(data, data.num_nodes)
-    check_exact("", net)
     with explain_failures(net):
         inputs, wanted = find_inputs(net, data)
     with _LOCK, torch.random.fork_rng(devices=[]):
@@ -135,9 +135,9 @@ def _convert_opening(
     net: Module, data: Data, inputs: Inputs, wanted: dict[str, Any], options: dict[str, Any]
 ) -> Converted:
     """Convert a module; follow layers of its own that aren't exact as a whole."""
-    is_layer = isinstance(net, MessagePassing) and not isinstance(net, UNROLLED)
-    choices = Choices(opened=(type(net),) if is_layer else ())
+    choices = Choices()
     first: InexactLayerError | None = None
+    different: DifferentEdgesError | None = None
     while True:
         try:
             return convert_module(net, data, inputs, wanted, options, choices)
@@ -155,6 +155,7 @@ def _convert_opening(
                 raise ValueError(str(error)) from None
             choices = replace(choices, is_turned=True)
         except DifferentEdgesError as error:
+            different = error
             if inputs.is_list and not choices.on_own_edges:
                 choices = replace(choices, on_own_edges=True)
             elif error.may_read_values and not choices.on_matrix:
@@ -164,12 +165,9 @@ def _convert_opening(
         except ValueError as error:
             if first is not None:
                 raise ValueError(f"{first}. Inside of it, {error}") from error
-            if is_layer:
-                raise ValueError(
-                    f"'net' is a layer, {type(net).__name__}: convert a module that calls it, "
-                    "torch_geometric.nn.Sequential('x, edge_index', [(net, 'x, edge_index -> x')])"
-                    f". Inside of it, {error}"
-                ) from error
-            if (table := node_table_error(net, data, error)) is not None:
+            if different is not None and different.is_last_word:
+                raise ValueError(str(different)) from different
+            has_run = error.__cause__ is not None  # Otherwise, it failed for a known reason.
+            if has_run and (table := node_table_error(net, data, error)) is not None:
                 raise table from error
             raise

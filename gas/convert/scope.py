@@ -207,8 +207,18 @@ def join(scope: LayerScope, tensors: Any) -> Any:
 
 
 def join_columns(tensors: Sequence[Tensor]) -> Tensor:
-    """Return several values as the columns of one, ``[num_rows, width]``."""
-    return torch.cat([rows.flatten(1) if rows.dim() > 1 else rows[:, None] for rows in tensors], 1)
+    """Return several values as the columns of one, ``[num_rows, width]``.
+
+    Beside other types, integers are in float64, which has those up to 2**53.
+    """
+    found = [rows.flatten(1) if rows.dim() > 1 else rows[:, None] for rows in tensors]
+    if any(rows.is_floating_point() for rows in found):
+        is_integer = [not rows.is_floating_point() and rows.dtype != torch.bool for rows in found]
+        found = [
+            rows.double() if is_int else rows
+            for rows, is_int in zip(found, is_integer, strict=True)
+        ]
+    return torch.cat(found, 1)
 
 
 @_make_leaf

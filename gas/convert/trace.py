@@ -5,27 +5,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
 from torch.fx.proxy import TraceError
 from torch.nn import Module
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.edge_layers import EdgeLayer, InexactLayerError, Propagation
-from gas.convert.known import KnownProxy, KnownValues, answer_questions
-from gas.convert.matrices import TracedMatrix, spread_matrix
-from gas.convert.modes import DROPOUTS, add_training_input
-from gas.nn import BY_TIME, NeverExactError, SimpleConv, check_exact
+from gas.convert.known import KnownProxy, KnownValues
+from gas.convert.matrices import TracedMatrix, matrix_error, spread_matrix
+from gas.convert.modes import DROPOUTS, IN_ONE_MODE, ModeMerger
+from gas.convert.runs import Runs, answer_questions, check_states, merge_chances
+from gas.nn import NeverExactError, SimpleConv, check_exact
 
 # Layers that propagate several times without a transformation in between; unrolled into hops.
 UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
@@ -35,8 +33,7 @@ InCall = Callable[[dict[str, Any]], dict[str, Any]]
 GIVEN = (
     "is_given_edge"  # Whether an edge is one of the graph's own, not a self-loop that was added.
 )
-ATTEMPTS = 3  # Traces, of which one must draw no random numbers, as other threads may.
-CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
+DROP = "drops_edges"  # What a layer's node notes: the call, its probability, and if weights drop.
 
 
 class _Tracer(Tracer):
@@ -93,6 +90,13 @@ class _Tracer(Tracer):
         self.known.add(node)
         return KnownProxy(node, self)
 
+    def count_nodes(self) -> Proxy | None:
+        """Return the number of rows of an input with a row for each node; ``None`` without one."""
+        for node in self.graph.nodes:
+            if node.op == "placeholder" and self.known.has_row_per_node(node):
+                return self.create_proxy("call_method", "size", (KnownProxy(node, self), 0), {})
+        return None
+
     def create_arg(self, a: Any) -> Any:
         """Return the argument of a node; proxies may be instances of what their values are."""
         return a.node if issubclass(type(a), Proxy) else super().create_arg(a)
@@ -100,6 +104,8 @@ class _Tracer(Tracer):
     def to_bool(self, obj: Proxy) -> bool:
         """Answer a condition that follows from shapes, the same on every graph."""
         value = self.known.fixed(obj.node)
+        if value is None and self.known.is_of_matrix(obj.node):
+            raise matrix_error(str(obj.node.target))
         return super().to_bool(obj) if value is None else bool(value)
 
     def iter(self, obj: Proxy) -> Iterator[Any]:
@@ -181,13 +187,18 @@ class Hops:
     """Replacement of ``propagate`` of an unrolled layer: a layer for every hop."""
 
     def __init__(self, layer: Any) -> None:
-        self._layer = layer
+        self._layer, self.dropout = layer, 0.0
+        if isinstance(layer, pyg.APPNP):  # It drops weights of edges, others for each hop.
+            self.dropout, layer.dropout = layer.dropout, 0.0
         add_hop(layer)
 
     def __call__(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
         """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
         if isinstance(self._layer, UNROLLED):
-            return self._layer.hop(given["x"], edge_index, given.get("edge_weight"))
+            out = self._layer.hop(given["x"], edge_index, given.get("edge_weight"))
+            if self.dropout > 0:
+                out.node.meta[DROP] = out.node.name, self.dropout, True
+            return out
         return self._layer.hop(edge_index, **given)
 
 
@@ -200,6 +211,8 @@ def _unroll_layers(net: Module, opened: Opened) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
+            if isinstance(layer, pyg.APPNP):
+                layer.dropout = layer.propagate.dropout
             del layer.__dict__["propagate"]
 
 
@@ -233,87 +246,42 @@ def trace(
         ValueError: If it can't be traced, or differs in training from evaluation.
     """
     modes = [(module, module.training) for module in net.modules()]
+    name = f"{type(net).__name__}.{method}"
     graphs: list[Graph] = []
-    constants: list[dict[str, Tensor]] = []
-    sizes: list[int] = []
-    known = KnownValues(net, samples, counts, edges)
-    tracer = _Tracer(method, inputs, in_call, fixed, known, opened)
+
+    def make_tracer() -> _Tracer:
+        known = KnownValues(net, samples, counts, edges)
+        return _Tracer(method, inputs, in_call, fixed, known, opened)
+
+    runs, size = Runs(net, make_tracer), 0
+    merge = functools.partial(ModeMerger, name, is_dropout=functools.partial(is_dropout, net))
     try:
-        with _unroll_layers(net, opened), answer_questions():
-            for training in (True, False):
-                net.train(training)
-                for attempt in range(ATTEMPTS):
-                    known = KnownValues(net, samples, counts, edges)
-                    tracer = _Tracer(method, inputs, in_call, fixed, known, opened)
-                    before = _random_states(net)
-                    with _Draws(known) as draws:
-                        graph = tracer.trace(net)
-                    if known.dropping:
-                        layer = net.get_submodule(known.dropping[0])
-                        what = f"'{known.dropping[0]}' ({type(layer).__name__})"
-                        raise InexactLayerError(f"{what} drops edges in its forward", layer)
-                    if not draws.found and _random_states(net) == before:
-                        break
-                    _check_random(attempt)
-                    _take_constants(net)
-                graphs.append(graph)
-                tracer.detach(graphs[-1])
-                sizes.append(len(graphs[0].nodes))
-                constants.append(_take_constants(net))
+        with _unroll_layers(net, opened), answer_questions(runs.chances):
+            graphs.append(runs.run(True))
+            size, chances = len(graphs[0].nodes), runs.chances.found
+            graphs.append(runs.run(False))
+            check_states(net, size, graphs)
+            merger = merge_chances(runs, graphs[0], graphs[1], chances, merge) if chances else None
     except (NeverExactError, InexactLayerError):
         raise
     except Exception as error:
         if graphs:
-            _check_states(net, sizes[0], graphs)
+            check_states(net, size, graphs)
         raise ValueError(
-            f"{type(net).__name__}.{method} can't be followed{tracer.failed}: {_explain(error)}"
+            f"{name} can't be followed{runs.tracer.failed}: {_explain(error)}"
         ) from error
     finally:
         for module, mode in modes:
             module.training = mode
-    _check_states(net, sizes[0], graphs)
-    drops = functools.partial(is_dropout, net)
-    add_training_input(f"{type(net).__name__}.{method}", graphs[0], graphs[1], drops)
-    for name, value in constants[0].items():
-        if not torch.equal(value, constants[1][name]):
-            raise ValueError(f"{type(net).__name__}.{method} draws numbers, or keeps them: {name}")
-        setattr(net, name, value)
-    _check_dropout(net, graphs[0])
-    return graphs[0]
-
-
-class _Draws(TorchDispatchMode):
-    """Notes whether this thread draws numbers in a trace, other than for values on small graphs."""
-
-    def __init__(self, known: KnownValues) -> None:
-        super().__init__()
-        self._known, self.found = known, False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags and not self._known.is_evaluating:
-            self.found = True
-        return func(*args, **(kwargs or {}))
-
-
-def _random_states(net: Module) -> list[Any]:
-    """Return the states of the generators of Python and NumPy, global ones and those of modules."""
-    _, key, position, *_ = np.random.get_state()
-    kept = [value for module in net.modules() for value in vars(module).values()]
-    return [
-        random.getstate(), list(key), position,
-        *(value.getstate() for value in kept if isinstance(value, random.Random)),
-        *(str(each.bit_generator.state) for each in kept if isinstance(each, np.random.Generator)),
-        *(str(each.get_state()) for each in kept if isinstance(each, np.random.RandomState)),
-    ]  # fmt: skip
-
-
-def _check_random(attempt: int) -> None:
-    """Refuse a module that draws numbers in every trace, which its calls would then repeat."""
-    if attempt == ATTEMPTS - 1:
-        raise ValueError(
-            "it draws random numbers that don't follow from its inputs, such as whether to skip a "
-            "layer: use dropout with training=self.training"
-        )
+    merger = merger or merge(graphs[0])
+    merger.merge(graphs[1])
+    for constants in runs.constants:
+        for key, value in constants.items():
+            if not torch.equal(value, getattr(net, key, value)):
+                raise ValueError(f"{name} draws numbers, or keeps them: {key}")
+            setattr(net, key, value)
+    _check_modes(net, merger.graph)
+    return merger.graph
 
 
 def _explain(error: Exception) -> str:
@@ -329,47 +297,22 @@ def _explain(error: Exception) -> str:
     )
 
 
-def _find_kept_value(net: Module) -> str:
-    """Find a module that keeps a traced value, and name its attribute; return "" if none does."""
-    for name, module in net.named_modules():
-        for key, value in (*vars(module).items(), *module._buffers.items()):
-            if isinstance(value, Proxy):
-                where = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
-                return f"{where} keeps '{key}'"
-    return ""
-
-
-def _check_states(net: Module, size: int, graphs: Sequence[Graph]) -> None:
-    """Refuse a trace that has read values of the trace before it, which had ``size`` nodes.
-
-    Raises:
-        ValueError: Naming the module and the attribute.
-    """
-    first, *rest = graphs
-    read = not rest or len(first.nodes) > size or any(
-        argument.graph is not rest[0] for node in rest[0].nodes for argument in node.all_input_nodes
-    )  # fmt: skip
-    if read and (kept := _find_kept_value(net)):
-        raise ValueError(
-            f"{kept} of one call for the next, and mini-batches come after one another: {BY_TIME}"
-        )
-
-
-def _check_dropout(net: Module, graph: Graph) -> None:
-    """Refuse dropout that is also applied in evaluation."""
+def _check_modes(net: Module, graph: Graph) -> None:
+    """Refuse dropout that is also applied in evaluation, and statistics that are kept in it."""
     for node in graph.nodes:
+        module = get_module(net, node) if node.meta.get(IN_ONE_MODE) == "evaluation" else None
+        parts = () if module is None else module.modules()
+        if any(getattr(part, "track_running_stats", False) for part in parts):
+            raise ValueError(
+                f"'{node.target}' ({type(module).__name__}) keeps statistics, and is called in "
+                "evaluation alone: call it in training, too"
+            )
         if node.op == "call_function" and node.target in DROPOUTS:
             given = dict(zip(DROPOUTS[node.target], node.args, strict=False)) | node.kwargs
             if given.get("training", True) is True and given.get("train", True) is True:
                 raise ValueError(
                     f"'{node.name}' drops in evaluation, too: pass training=self.training"
                 )
-
-
-def _take_constants(net: Module) -> dict[str, Tensor]:
-    """Remove the tensors that tracing has stored in a module, and return them."""
-    names = [name for name in vars(net) if name.startswith(CONSTANT)]
-    return {name: net.__dict__.pop(name) for name in names}
 
 
 def get_module(net: Module | GraphModule, node: Node) -> Module | None:

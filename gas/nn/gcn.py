@@ -126,6 +126,7 @@ class ProjectedConv(SumConv, pyg.SimpleConv):
         *,
         weight: Tensor | None = None,
         bias: Tensor | None = None,
+        end_bias: Tensor | None = None,
     ) -> Tensor:
         """Return the aggregated rows.
 
@@ -135,6 +136,7 @@ class ProjectedConv(SumConv, pyg.SimpleConv):
             edge_weight: Their weights, if they are no values of the adjacency. (default: none)
             weight: The matrix ``W``, ``[out_channels, in_channels]``. (default: that of the layer)
             bias: The bias ``b``, ``[out_channels]``. (default: that of the layer, or none)
+            end_bias: A bias that is added to the sums, ``[out_channels]``. (default: none)
 
         Returns:
             Rows of the destinations, ``[N, out_channels]``.
@@ -149,7 +151,8 @@ class ProjectedConv(SumConv, pyg.SimpleConv):
         if not isinstance(edge_index, Adjacency) or self._reason_not_fused(
             {"edge_weight": edge_weight}
         ):
-            return super().forward(transform(to_tensors(x)), edge_index, edge_weight)
+            out = super().forward(transform(to_tensors(x)), edge_index, edge_weight)
+            return out if end_bias is None else out + end_bias
         self.path = "fused"
         if (
             weight is None
@@ -158,8 +161,9 @@ class ProjectedConv(SumConv, pyg.SimpleConv):
             or torch.is_autocast_enabled(x.device.type)
             or not should_aggregate_first(edge_index, x, weight.size(0))
         ):
-            return spmm(edge_index, apply_rowwise(transform, x), reduce=self._reduce)
-        out = F.linear(spmm(edge_index, x, reduce=self._reduce), weight)
+            out = spmm(edge_index, apply_rowwise(transform, x), reduce=self._reduce)
+            return out if end_bias is None else out + end_bias
+        out = F.linear(spmm(edge_index, x, reduce=self._reduce), weight, end_bias)
         if bias is not None:
             ones = bias.new_ones(edge_index.size(1), 1)
             out = out + spmm(edge_index, ones, reduce=self._reduce) * bias

@@ -1,6 +1,7 @@
 """Linear layers before products with the adjacency, which become one layer."""
 
 import copy
+import operator
 import pickle
 
 import pytest
@@ -191,3 +192,23 @@ class TwoMatrices(nn.Module):
 
 def test_a_merged_product_beside_one_with_some_of_the_edges():
     check(TwoMatrices(), random_graph(), lambda net, data: net(data.x, data.edge_index))
+
+
+@pytest.mark.parametrize("form", ["Linear", "F.linear without bias"])
+def test_biases_after_a_sum_are_part_of_the_layer(form):
+    class Biased(Projected):
+        def __init__(self):
+            super().__init__(form)
+            self.bias = nn.Parameter(torch.randn(8))
+            self.other = nn.Parameter(torch.randn(1))  # One number for all columns stays outside.
+
+        def aggregate(self, x, edge_index, edge_weight):
+            out = super().aggregate(x, edge_index, edge_weight)
+            return out + self.bias if out.size(1) == 8 else self.other + out
+
+    data, net = weighted_graph(), Biased()
+    model, _, _ = check(net, data, call)
+    sums = [node for node in model.net.graph.nodes if node.target is operator.add]
+    assert len(sums) == 1
+    assert "end_bias" in model.net.code
+    check_gradients(net, data, call, fewest=5)

@@ -3,10 +3,11 @@
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
+import torch_geometric.transforms as T
 from torch import nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.transforms import GCNNorm
-from torch_geometric.utils import add_self_loops, degree, dropout_edge, scatter
+from torch_geometric.utils import add_self_loops, degree, dropout_edge, scatter, to_dense_adj
 
 import gas
 from refusals import Model, load, ring
@@ -135,9 +136,8 @@ def in_autocast(net, x, edge_index):
 
 
 def assigning(net, x, edge_index):
-    x = net.conv(x, edge_index)
-    x[x < 0] = 0
-    return net.conv2(x, edge_index)
+    net.kept.weight[0] = 1.0
+    return net.conv(net.kept(x), edge_index)
 
 
 def dropped_twice(net, x, edge_index):
@@ -175,13 +175,51 @@ def branching(net, x, edge_index):
     return net.conv(x, edge_index) if x.sum() > 0 else x
 
 
-def noisy_in_training(net, x, edge_index):
+def more_in_training(net, x, edge_index):
     x = net.conv(x, edge_index)
-    return x + torch.randn_like(x) if net.training else x
+    return (x, x.relu()) if net.training else x
 
 
-def another_slope(net, x, edge_index):
-    return F.leaky_relu(net.conv(x, edge_index), 0.1 if net.training else 0.2)
+def norm_in_evaluation(net, x, edge_index):
+    x = net.conv(x, edge_index)
+    return x if net.training else net.norm(x)
+
+
+def in_place_in_evaluation(net, x, edge_index):
+    x = net.conv(x, edge_index)
+    if not net.training:
+        x[:, 0] = 0.0
+    return net.conv2(x, edge_index)
+
+
+def skipping_by_one_number(net, x, edge_index):
+    for _ in range(2):
+        if not (net.training and torch.rand(1) < 0.5):
+            x = net.conv(x, edge_index)
+            if net.training and torch.rand(1) < 0.5:  # Drawn if the layer isn't skipped alone.
+                x = net.conv2(x, edge_index)
+    return x
+
+
+def skipping_in_a_sum(net, x, edge_index):
+    rows = x
+    for conv in (net.conv, net.conv2, net.conv):
+        if not (net.training and torch.rand(1) < 0.5):
+            rows = conv(x, edge_index) if rows is x else rows + conv(x, edge_index)
+    return rows
+
+
+def with_matrix():
+    data = ring()
+    return T.ToSparseTensor(layout=torch.sparse_csr)(data)
+
+
+def transposing(net, x, adj_t):
+    return adj_t.t() @ net.conv.lin_l(adj_t @ x)
+
+
+def branching_on_a_matrix(net, x, adj_t):
+    return adj_t @ x if adj_t.is_signed() else adj_t @ (adj_t @ x)
 
 
 def drawing(net, x, edge_index):
@@ -324,7 +362,6 @@ CASES = {
         pyg.GCN(2, 2, 2), ring(x=torch.ones(4, 2).numpy())
     ),
     "a compiled module": lambda t: gas.to_scalable(torch.compile(pyg.GCN(2, 2, 2)), ring()),
-    "a layer that can't be followed": lambda t: gas.to_scalable(pyg.GATConv(2, 2), ring()),
     "a scripted module": lambda t: gas.to_scalable(torch.jit.script(nn.Linear(2, 2)), ring()),
     "weights under another name": lambda t: convert(
         lambda net, x, e, edge_weight: x,
@@ -393,13 +430,16 @@ CASES = {
     ),
     "features of another width": lambda t: gas.to_scalable(pyg.GCN(3, 2, 2), ring()),
     "a branch by values": lambda t: convert(branching),
-    "something else in training": lambda t: convert(noisy_in_training),
-    "another option in training": lambda t: convert(another_slope),
+    "something else in training": lambda t: convert(more_in_training),
+    "statistics in evaluation alone": lambda t: convert(norm_in_evaluation, norm=nn.BatchNorm1d(2)),
+    "in place in evaluation alone": lambda t: convert(in_place_in_evaluation),
+    "chances that depend on others": lambda t: convert(skipping_by_one_number),
+    "chances of a sum": lambda t: convert(skipping_in_a_sum),
     "a random number": lambda t: convert(drawing),
-    "in place, and read later": lambda t: convert(in_place),
-    "outputs of several types": lambda t: convert(
-        lambda net, x, e: (net.conv(x, e), net.conv(x, e).argmax(dim=1)), "x, edge_index"
+    "random numbers": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x + torch.rand(2), edge_index)
     ),
+    "in place, and read later": lambda t: convert(in_place),
     "outputs beside a loss": lambda t: convert(
         lambda net, x, e: (net.conv(x, e), net.conv.lin_l.weight.sum()), "x, edge_index"
     ),
@@ -438,7 +478,7 @@ CASES = {
     "a range of nodes": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index) * len(range(x.size(0)))
     ),
-    "an assignment": lambda t: convert(assigning),
+    "an assignment": lambda t: convert(assigning, kept=nn.Linear(2, 2)),
     "what is left of the edges, and others": lambda t: convert(with_loops_of_the_left),
     "what is left of the edges, normalised in two ways": lambda t: convert(
         normalised_in_two_ways, a=pyg.GCNConv(2, 2), b=pyg.GCNConv(2, 2, add_self_loops=False)
@@ -459,8 +499,21 @@ CASES = {
         "x, edge_index, kind",
         data=with_kinds(),
     ),
-    "edges without the number of nodes": lambda t: convert(
-        lambda net, x, edge_index: net.conv(x, add_self_loops(edge_index)[0])
+    "a dense matrix": lambda t: convert(
+        lambda net, x, edge_index: to_dense_adj(edge_index, max_num_nodes=x.size(0))[0] @ x
+    ),
+    "a matrix transposed": lambda t: convert(transposing, "x, adj_t", data=with_matrix()),
+    "a matrix that is asked": lambda t: convert(
+        branching_on_a_matrix, "x, adj_t", data=with_matrix()
+    ),
+    "a matrix that is kept": lambda t: convert(
+        lambda net, x: net.matrix @ net.conv.lin_l(x), "x", matrix=nn.Buffer(torch.eye(4))
+    ),
+    "two matrices that are kept": lambda t: convert(
+        lambda net, x: net.one @ (net.two @ x),
+        "x",
+        one=nn.Buffer(torch.eye(4)),
+        two=nn.Buffer(torch.ones(4, 4)),
     ),
     "edges of two kinds": lambda t: convert(
         lambda net, x, a, b: net.conv(x, a) + net.conv(x, b), "x, pos_edge_index, neg_edge_index"

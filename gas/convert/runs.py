@@ -1,0 +1,300 @@
+"""Traces of a module, in training and in evaluation, and for the outcomes of its chances."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Graph, Proxy
+from torch.nn import Module
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.nn.models import rev_gnn
+from torch_geometric.typing import SparseTensor
+
+from gas.convert.edge_layers import InexactLayerError
+from gas.convert.known import FACTORIES, KnownProxy, record_call
+from gas.convert.matrices import TracedMatrix, trace_matrices
+from gas.convert.modes import RANDOM, ModeMerger, number_values, record_functions
+from gas.nn import BY_TIME
+
+ATTEMPTS = 3  # Traces, of which one must draw no random numbers, as other threads may.
+CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
+
+
+class Chances:
+    """Outcomes of the chances that a module takes while it is traced.
+
+    * ``found``: the probability of each outcome so far that a number is less than another.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+        self._known: Any = None
+
+    def start(self, known: Any, outcomes: Sequence[bool], rest: bool) -> None:
+        """Give these outcomes to the calls of this thread that aren't evaluated, and a rest."""
+        self.found, self._known, self._outcomes, self._rest = [], known, outcomes, rest
+        self._thread = threading.get_ident()
+
+    def stop(self) -> None:
+        """Have numbers be drawn again."""
+        self._known = None
+
+    @property
+    def are_taken(self) -> bool:
+        """Return whether outcomes are given now."""
+        is_traced = self._known is not None and not self._known.is_evaluating
+        return is_traced and self._thread == threading.get_ident()
+
+    def decide(self, p: float) -> bool:
+        """Return the next outcome, of a probability."""
+        position = len(self.found)
+        self.found.append(p)
+        return self._outcomes[position] if position < len(self._outcomes) else self._rest
+
+
+class _Draw:
+    """Stands in for a number between 0 and 1 in a trace, which is compared with a probability."""
+
+    def __init__(self, decide: Callable[[float], bool]) -> None:
+        self._decide = decide
+
+    def __lt__(self, other: Any) -> bool:
+        return self._decide(float(other))
+
+    def __gt__(self, other: Any) -> bool:
+        return not self._decide(float(other))
+
+    __le__, __ge__ = __lt__, __gt__
+
+    def item(self) -> _Draw:
+        """Return the number."""
+        return self
+
+    def __getitem__(self, key: Any) -> _Draw:
+        return self
+
+    def _refuse(self, name: str = "") -> Any:
+        raise ValueError(RANDOM)
+
+    __float__ = __getattr__ = _refuse
+
+
+def _make_draw(function: Callable[..., Any], chances: Chances) -> Callable[..., Any]:
+    """Make a function that draws numbers, of which one alone is a :class:`_Draw` in a trace."""
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        sizes = args[0] if len(args) == 1 and isinstance(args[0], tuple | list) else args
+        is_one = all(type(size) is int and size == 1 for size in sizes)
+        if not is_one or "generator" in kwargs or not chances.are_taken:
+            return function(*args, **kwargs)
+        return _Draw(chances.decide)
+
+    return draw
+
+
+def _names(kind: Any, wanted: Any) -> bool:
+    """Return whether a class, a tuple or a union of classes contains a class."""
+    kinds = kind if type(kind) is tuple else getattr(kind, "__args__", ())
+    return kind is wanted or any(_names(each, wanted) for each in kinds)
+
+
+GENERATOR = "_checkpoint_without_reentrant_generator"
+
+
+class _Plain:
+    """Stands in for checkpoints in a trace: the function is called as it is."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+class _Reversible:
+    """Stands in for PyG's invertible function: the function is called as it is."""
+
+    @staticmethod
+    def apply(
+        function: Callable[..., Any], inverse: Any, passes: int, size: int, *args: Any
+    ) -> Any:
+        return function(*args[:size])
+
+
+def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+@contextlib.contextmanager
+def answer_questions(chances: Chances) -> Iterator[None]:
+    """Let a module that is traced ask ``isinstance``, make tensors of sizes, and checkpoint.
+
+    ``isinstance`` is replaced, not the class of proxies, which functions in C would believe.
+
+    Args:
+        chances: Of numbers that it draws.
+    """
+    is_instance = isinstance
+
+    def answer(value: Any, kind: Any) -> bool:
+        if type(value) is TracedMatrix or (type(value) is KnownProxy and value.is_matrix):
+            return _names(kind, SparseTensor) or is_instance(value, kind)
+        is_known = type(value) is KnownProxy and _names(kind, Tensor)
+        return (is_known and value.is_tensor) or is_instance(value, kind)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(trace_matrices())
+        stack.enter_context(record_functions(record_call))
+        stack.enter_context(mock.patch.object(builtins, "isinstance", answer))
+        for name, plain in (("CheckpointFunction", _Plain), (GENERATOR, _yield_once)):
+            stack.enter_context(mock.patch.object(checkpoint, name, plain))
+        stack.enter_context(mock.patch.object(rev_gnn, "InvertibleFunction", _Reversible))
+        for function in FACTORIES:
+            stack.enter_context(mock.patch.object(torch, function.__name__, function))
+        for module, name in (
+            (torch, "rand"), (random, "random"), (np.random, "rand"), (np.random, "random"),
+        ):  # fmt: skip
+            draw = _make_draw(getattr(module, name), chances)
+            stack.enter_context(mock.patch.object(module, name, draw))
+        yield
+
+
+class Runs:
+    """Traces of a module.
+
+    Args:
+        net: The module.
+        make_tracer: Makes a tracer.
+    """
+
+    def __init__(self, net: Module, make_tracer: Callable[[], Any]) -> None:
+        self._net, self._make_tracer = net, make_tracer
+        self.chances, self.tracer = Chances(), make_tracer()
+        self.constants: list[dict[str, Tensor]] = []  # Of each trace.
+
+    def run(self, training: bool, outcomes: Sequence[bool] = (), rest: bool = False) -> Graph:
+        """Trace the module.
+
+        Args:
+            training: Whether in training.
+            outcomes: Of the first chances. (default: none)
+            rest: The outcome of others. (default: ``False``)
+        """
+        net = self._net
+        net.train(training)
+        for attempt in range(ATTEMPTS):
+            self.tracer = self._make_tracer()
+            known, before = self.tracer.known, _random_states(net)
+            self.chances.start(known, outcomes, rest)
+            with _Draws(known) as draws:
+                graph = self.tracer.trace(net)
+            self.chances.stop()
+            if known.dropping:
+                layer = net.get_submodule(known.dropping[0])
+                what = f"'{known.dropping[0]}' ({type(layer).__name__})"
+                raise InexactLayerError(f"{what} drops edges in its forward", layer)
+            is_random = draws.found or bool(self.chances.found and not training)
+            if not is_random and _random_states(net) == before:
+                break
+            if attempt == ATTEMPTS - 1:
+                raise ValueError(RANDOM)
+            _take_constants(net)
+        self.tracer.detach(graph)
+        self.constants.append(_take_constants(net))
+        return graph
+
+
+def merge_chances(
+    runs: Runs, first: Graph, evaluated: Graph, chances: Sequence[float], merge: Any
+) -> ModeMerger:
+    """Merge what a module computes for each outcome of its chances.
+
+    Args:
+        runs: The traces.
+        first: That of outcomes that are all ``False``.
+        evaluated: That in evaluation, which one of the two is closer to.
+        chances: The probability of each outcome, ``True``.
+        merge: Makes the merger of a graph.
+
+    Raises:
+        ValueError: If chances depend on one another.
+    """
+    graphs = [first, runs.run(True, rest=True)]
+    base = min((0, 1), key=lambda at: abs(len(graphs[at].nodes) - len(evaluated.nodes)))
+    merger: ModeMerger = merge(graphs[base])
+    for position, p in enumerate(chances):
+        outcomes = [bool(base)] * position + [not base]
+        other = runs.run(True, outcomes, bool(base))
+        if runs.chances.found != chances:
+            break
+        merger.merge(other, 1 - p if base else p)
+    else:
+        known: dict[str, int] = {}
+        if number_values(merger.graph, known) == number_values(graphs[1 - base], known):
+            return merger
+    raise ValueError(RANDOM)
+
+
+class _Draws(TorchDispatchMode):
+    """Notes whether this thread draws numbers in a trace, other than for values on small graphs."""
+
+    def __init__(self, known: Any) -> None:
+        super().__init__()
+        self._known, self.found = known, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags and not self._known.is_evaluating:
+            self.found = True
+        return func(*args, **(kwargs or {}))
+
+
+def _random_states(net: Module) -> list[Any]:
+    """Return the states of the generators of Python and NumPy, global ones and those of modules."""
+    _, key, position, *_ = np.random.get_state()
+    kept = [value for module in net.modules() for value in vars(module).values()]
+    return [
+        random.getstate(), list(key), position,
+        *(value.getstate() for value in kept if isinstance(value, random.Random)),
+        *(str(each.bit_generator.state) for each in kept if isinstance(each, np.random.Generator)),
+        *(str(each.get_state()) for each in kept if isinstance(each, np.random.RandomState)),
+    ]  # fmt: skip
+
+
+def _find_kept_value(net: Module) -> str:
+    """Find a module that keeps a traced value, and name its attribute; return "" if none does."""
+    for name, module in net.named_modules():
+        for key, value in (*vars(module).items(), *module._buffers.items()):
+            if isinstance(value, Proxy):
+                where = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
+                return f"{where} keeps '{key}'"
+    return ""
+
+
+def check_states(net: Module, size: int, graphs: Sequence[Graph]) -> None:
+    """Refuse a trace that has read values of the trace before it, which had ``size`` nodes.
+
+    Raises:
+        ValueError: Naming the module and the attribute.
+    """
+    first, *rest = graphs
+    read = not rest or len(first.nodes) > size or any(
+        argument.graph is not rest[0] for node in rest[0].nodes for argument in node.all_input_nodes
+    )  # fmt: skip
+    if read and (kept := _find_kept_value(net)):
+        raise ValueError(
+            f"{kept} of one call for the next, and mini-batches come after one another: {BY_TIME}"
+        )
+
+
+def _take_constants(net: Module) -> dict[str, Tensor]:
+    """Remove the tensors that tracing has stored in a module, and return them."""
+    names = [name for name in vars(net) if name.startswith(CONSTANT)]
+    return {name: net.__dict__.pop(name) for name in names}
