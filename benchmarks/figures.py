@@ -135,6 +135,42 @@ def draw_out_of_core() -> Any:
     return figure
 
 
+def draw_operators() -> Any:
+    """Draw the time of a forward and backward pass over that of gas: layers, and products."""
+    size = ["uniform", 50_000, 20, 64]  # In-degrees, nodes, edges per node, width.
+    found: dict[str, dict[str, float]] = {}
+    for each in load("operators")["results"]:
+        operator, *rest = each["case"]
+        if rest == size:
+            medians = {name: of["both"]["median"] for name, of in each["contenders"].items()}
+            found[operator] = medians
+    layers = {name: of for name, of in found.items() if name != "spmm"}
+    figure, panels = plt.subplots(
+        2, 1, figsize=(7, 5.4), sharex=True, height_ratios=[2 * len(layers) + 1, 3.6]
+    )
+    colors = iter((HALO, OWN, "tab:green", "tab:red", "tab:purple"))
+    for panel, shown in ((panels[0], layers), (panels[1], {"spmm": found["spmm"]})):
+        names = [name for name in next(iter(shown.values())) if name != "gas"]
+        height = 0.8 / len(names)
+        for number, name in enumerate(names):
+            values = [of[name] / of["gas"] for of in shown.values()]
+            places = [row + height * (number - (len(names) - 1) / 2) for row in range(len(shown))]
+            bars = panel.barh(places, values, height, label=name, color=next(colors))
+            panel.bar_label(bars, [f" {value:.1f}x" for value in values], fontsize=9)
+        labels = [f"{name}, {1e3 * of['gas']:.0f} ms" for name, of in shown.items()]
+        panel.set_yticks(range(len(shown)), labels)
+        panel.invert_yaxis()
+        panel.set_xscale("log")
+        panel.axvline(1, color="black", linewidth=0.8)
+        panel.legend(fontsize="small", loc="upper right")
+    _, nodes, degree, width = size
+    panels[0].set_title(f"{nodes:,} nodes, {nodes * degree:,} edges, width {width}", fontsize=10)
+    panels[0].set_xlim(0.8, 300)
+    panels[1].set_xticks([1, 3, 10, 30, 100], ["1 (gas)", "3", "10", "30", "100"])
+    panels[1].set_xlabel("time of forward and backward, over that of gas")
+    return figure
+
+
 def draw_batch() -> Any:
     """Draw a mini-batch, its halo, and the history between two layers."""
     figure, panel = plt.subplots(figsize=(8, 3.6))
@@ -272,6 +308,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "batch": draw_batch,
     "choice": draw_choice,
     "memory": draw_memory,
+    "operators": draw_operators,
     "out_of_core": draw_out_of_core,
     "scale": draw_scale,
     "steps": draw_steps,
