@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from gas.cli import machine
-from gas.io import write_json
+from gas.native import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -51,7 +51,7 @@ from gas.datasets import open_mapped, write_planted_partition
 from gas.datasets.planted import planted_partition
 from gas.graph.edges import Edges
 from gas.graph.partitioners import undirected_graph
-from gas.io import write_json
+from gas.native import write_json
 
 LARGE_RANKS = (4, 64, 1024)
 NODES, LARGE_NODES = 500_000, 5_000_000

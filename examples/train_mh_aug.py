@@ -29,7 +29,7 @@ import gas
 from gas.augment import PUBLISHED, mh_aug_loss
 from gas.cli import summary
 from gas.datasets import dataset_key, get_data
-from gas.io import write_json
+from gas.native import write_json
 from gas.nn import dropout
 
 

@@ -60,6 +60,10 @@ OTHER_TESTS = {  # Where they have other names.
     },
     "gas/native/augment.py": ["augment/test_kernels.py"],
     "gas/native/buffers.py": ["native", "cli/test_account.py"],
+    "gas/graph/folder/npy.py": ["graph/test_npy.py"],
+    "gas/native/json.py": ["native/test_files.py"],
+    "gas/scalable/distributed/exchange.py": ["distributed"],
+    "gas/scalable/distributed/group.py": ["distributed"],
     "gas/native/extension.py": ["native/test_extension.py", "native/test_devices.py"],
     "gas/native/memory.py": ["native", "cli/test_report.py"],
     "gas/nn/attention.py": ["nn/test_attention.py", "nn/test_conv_attention.py"],
@@ -68,11 +72,11 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/nn/mixture.py": ["nn/test_mixture.py", "nn/test_conv_edge.py"],
     "gas/nn/spmm.py": ["nn/test_spmm.py", "nn/test_conv.py", "nn/test_transforms.py"],
     **{
-        f"gas/scalable/{name}.py": [
+        f"gas/scalable/distributed/{name}.py": [
             "distributed/test_ranks.py",
             "distributed/test_ranks_gradients.py",
         ]
-        for name in ("distributed", "ranks")
+        for name in ("distribute", "ranks")
     },
 }
 

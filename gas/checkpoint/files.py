@@ -22,8 +22,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from gas.checkpoint.tensors import CheckpointError, Checksum, checksum, read_json
-from gas.io import flush_to_disk, lock, sync_folder, write_json
-from gas.native import explain_full_disk, human, make_folder
+from gas.native import (
+    explain_full_disk,
+    flush_to_disk,
+    human,
+    lock,
+    make_folder,
+    sync_folder,
+    write_json,
+)
 
 MANIFEST = "manifest.json"
 FORMAT, VERSION = "gas checkpoint", 1

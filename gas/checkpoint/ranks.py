@@ -44,8 +44,8 @@ from gas.native import warn
 from gas.scalable import ModelRanks, ScalableGNN
 
 if TYPE_CHECKING:
-    from gas.distributed import Exchange, Group
     from gas.history import History
+    from gas.scalable import Exchange, Group
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from gas.io import parse_json
+from gas.native import parse_json
 
 TYPES = {
     "F64": torch.float64,

@@ -19,7 +19,7 @@ from gas.cli.parser import MISSING, MODEL_NAMES
 from gas.cli.runs import load_run
 from gas.cli.settings import Choice, Settings
 from gas.datasets import import_graph
-from gas.io import replace_file
+from gas.native import replace_file
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

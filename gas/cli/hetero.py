@@ -20,7 +20,7 @@ from gas.cli.choices import check_labels
 from gas.cli.parser import Options
 from gas.cli.report import metrics
 from gas.datasets import num_outputs
-from gas.io import replace_file, write_json
+from gas.native import replace_file, write_json
 from gas.training import (
     SPLITS,
     Predictions,

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from gas.cli.report import metrics
 from gas.cli.results import score_name
 from gas.cli.runs import SavedRun, load_run
-from gas.io import replace_file
-from gas.native import human
+from gas.native import human, replace_file
 from gas.training import Run
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.html"

@@ -14,7 +14,7 @@ from gas.cli.settings import ARCHITECTURES, Choice, Settings, read_yaml
 from gas.datasets import dataset_key, dataset_names
 from gas.graph import LAYOUTS, METHODS
 from gas.history import CODEC_NAMES, IO_MODES, TIERS
-from gas.io import replace_file
+from gas.native import replace_file
 from gas.scalable import BANKS
 
 SETTINGS = "settings.yaml"

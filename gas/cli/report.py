@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gas.io import replace_file
+from gas.native import replace_file
 from gas.training import Run
 
 try:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from gas.cli.report import machine, metrics, plot_curves
-from gas.io import replace_file, write_json
-from gas.native import human
+from gas.native import human, replace_file, write_json
 from gas.training import Predictions, Run, prediction_columns
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from gas.cli.results import MODEL
 from gas.cli.settings import Settings
 from gas.datasets import find_feature_names, undo_clustering
 from gas.graph import is_graph_folder, with_csr_features, with_edge_index
-from gas.io import read_json
+from gas.native import read_json
 from gas.training import known_target_mask
 
 

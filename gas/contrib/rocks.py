@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gas.history import Codec, Encoded, Store
-from gas.native import check_index, check_integer, check_range, make_folder, transfer
+import gas
+from gas.native import check_index, check_integer, check_range, make_folder
 
 ABOUT = b"about"  # The key of the description; keys of rows have eight bytes.
 BLOCK_ROWS = 65536  # Rows that are read or written together.
 
 
-class RocksStore(Store):
+class RocksStore(gas.history.Store):
     """Store of rows in a RocksDB, in the folder ``path``; unwritten rows are zeros.
 
     Rows may be written at any time, from any thread of one process, and survive a crash.
@@ -62,7 +62,7 @@ class RocksStore(Store):
             )
 
     def read(self, index: Tensor, out: Tensor) -> None:
-        """See :class:`Store`."""
+        """See :class:`gas.history.Store`."""
         self._check_process()
         size = self.columns * self.dtype.itemsize
         missing = bytes(size)
@@ -75,7 +75,7 @@ class RocksStore(Store):
                 to[first : first + len(keys)] = block.view(len(keys), size)
 
     def write(self, index: Tensor, rows: Tensor) -> None:
-        """See :class:`Store`."""
+        """See :class:`gas.history.Store`."""
         from rocksdict import WriteBatch
 
         self._check_process()
@@ -132,8 +132,11 @@ def _describe_rows(said: Any) -> str:
 
 
 def open_rows(
-    path: str | Path, num_rows: int, width: int, dtype: Codec | torch.dtype | str = "float32"
-) -> Encoded:
+    path: str | Path,
+    num_rows: int,
+    width: int,
+    dtype: gas.history.Codec | torch.dtype | str = "float32",
+) -> gas.history.Encoded:
     """Open features in a RocksDB, or create them, as :func:`gas.quantize` returns them.
 
     ::
@@ -158,12 +161,12 @@ def open_rows(
     """
     check_integer("num_rows", num_rows, 0)
     check_integer("width", width, 1)
-    codec = Codec.of(dtype)
+    codec = gas.history.Codec.of(dtype)
     store = RocksStore(num_rows, codec.columns(width), codec.dtype, path, f"{codec} x {width}")
-    return Encoded.of(store, codec, width, "disk")
+    return gas.history.Encoded.of(store, codec, width, "disk")
 
 
-def write_rows(x: Encoded, index: Tensor, rows: Tensor) -> None:
+def write_rows(x: gas.history.Encoded, index: Tensor, rows: Tensor) -> None:
     """Write rows of features in a RocksDB; later reads return them.
 
     Args:
@@ -175,7 +178,7 @@ def write_rows(x: Encoded, index: Tensor, rows: Tensor) -> None:
         ValueError: If ``x`` is something else, or the shapes don't fit.
         IndexError: If a row doesn't exist.
     """
-    if not isinstance(x, Encoded) or not isinstance(x.store, RocksStore):
+    if not isinstance(x, gas.history.Encoded) or not isinstance(x.store, RocksStore):
         kind = f"a {type(x).__name__}"
         raise ValueError(f"'x' is {kind}, expected what gas.contrib.rocks.open_rows has returned")
     check_index("index", index)
@@ -184,6 +187,4 @@ def write_rows(x: Encoded, index: Tensor, rows: Tensor) -> None:
         raise ValueError(
             f"'rows' has shape {list(rows.shape)}, expected [{index.numel()}, {x.size(1)}]"
         )
-    name, values = x.codec.name, rows.detach().cpu()
-    encoded = name in transfer.CODECS
-    x.store.write(index, transfer.encode_torch(name, values.float()) if encoded else values)
+    x.store.write(index, x.codec.encode(rows.detach().cpu()))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.datasets.planted import Communities, num_communities
-from gas.io import map_private
+from gas.graph import map_private
 from gas.native import check_integer, make_folder
 
 KEYS = ("edge_index", "x", "y")

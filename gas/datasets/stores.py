@@ -21,9 +21,11 @@ from gas.graph import (
     PERM,
     ROWPTR,
     TORCH_TYPES,
+    Array,
     Description,
     Edges,
     NewFolder,
+    array_of,
     check_finite,
     dtype_name,
     is_row_per_node,
@@ -34,7 +36,6 @@ from gas.graph import (
     to_csr,
 )
 from gas.history import Encoded
-from gas.io import Array, array_of
 from gas.native import gather_sparse_rows, is_sparse
 
 BLOCK_BYTES = 1 << 24  # Bytes of features that are read from a store at a time.

@@ -60,6 +60,7 @@ from gas.graph.folder.description import (
     dtype_name,
 )
 from gas.graph.folder.new import NewFolder, lock_folder
+from gas.graph.folder.npy import Array, GrowingArray, array_of, map_private
 from gas.graph.folder.opening import (
     MAPPED,
     check_is_graph,
@@ -101,6 +102,10 @@ from gas.graph.structure import Uses
 from gas.graph.versions import GraphVersions, Versions, find_original_graph, version
 
 __all__ = [
+    "Array",
+    "GrowingArray",
+    "array_of",
+    "map_private",
     "Adjacency",
     "BATCH_SIZE",
     "COL",

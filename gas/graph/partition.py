@@ -29,8 +29,7 @@ from gas.graph.partitioners import (
     to_integer_weights,
     undirected_graph,
 )
-from gas.io import replace_file
-from gas.native import cache_dir, check_integer, report_blocking, warn
+from gas.native import cache_dir, check_integer, replace_file, report_blocking, warn
 
 # METIS takes less than ten seconds for so many entries of the undirected graph.
 MOST_QUIET_ENTRIES = 200_000

@@ -96,15 +96,7 @@ class DiskStore(TableStore):
             os.fsync(self._file)
 
     def make_packed(self, packing: Packing, pool: BufferPool) -> PackedRows:
-        """Copy rows into an order in which a mini-batch needs few reads, for ``packed``.
-
-        Args:
-            packing: The rows to copy, and their order.
-            pool: The pool of memory for rows that are read.
-
-        Raises:
-            OSError: If the disk has no room for the copies.
-        """
+        """Return copies of the rows for ``packed``; see :class:`PackedRows`."""
         assert self._file is not None
         file = self._file, HEADER_BYTES
         return PackedRows(self.table, packing, self.path.parent, pool, file)

@@ -113,15 +113,7 @@ class Encoded(Tensor):
         return 0 if table is None or table.is_inference() else table._version
 
     def make_packed(self, packing: Packing, folder: str | Path) -> PackedRows:
-        """Copy rows into an order in which a mini-batch needs few reads, for :meth:`pack`.
-
-        Args:
-            packing: The rows to copy, and their order.
-            folder: The folder of the copies, a file without a name.
-
-        Raises:
-            OSError: If the disk has no room for the copies.
-        """
+        """Return copies of the rows for ``store.packed``; see :class:`PackedRows`."""
         assert isinstance(self.store, TableStore)
         return PackedRows(self.store.table, packing, folder, buffers.SHARED)
 
@@ -156,23 +148,13 @@ class Encoded(Tensor):
                 table, index = packed.read_staged(plan), plan.places
         if table is None:
             check_range("index", index, self.size(0))
-            rows = self._read_stored(index)
-            if name in transfer.CODECS:
-                rows = transfer.decode_torch(name, rows, width)
+            rows = self.codec.decode(self._read_stored(index), width)
             return dropout(rows, p, seed) if p else rows
         if name not in transfer.CODECS:
             return gather_dropout(table, index, p, seed) if p else gather_rows(table, index)
         if p:
             return gather_decode_dropout(table, name, width, index, p, seed)
         return gather_decode(table, name, width, index)
-
-    def pack(self, packed: PackedRows) -> None:
-        """Read rows from packed copies from now on.
-
-        Args:
-            packed: The copies, from :meth:`make_packed`.
-        """
-        self.store.packed = packed
 
     def read_ahead(self, index: Tensor) -> None:
         """Let the system read ahead rows, if they are packed.
@@ -215,12 +197,11 @@ class Encoded(Tensor):
     def write(self, first: int, rows: Tensor) -> None:
         """Encode rows of shape ``[n, width]`` and store them, from the row ``first`` on."""
         name, table = self.codec.name, self._table
-        encoded = name in transfer.CODECS
         if table is None:
-            rows = transfer.encode_torch(name, rows) if encoded else rows
-            self.store.write(torch.arange(first, first + rows.size(0), device="cpu"), rows)
+            index = torch.arange(first, first + rows.size(0), device="cpu")
+            self.store.write(index, self.codec.encode(rows))
         else:
-            codec = (name, self.size(1)) if encoded else ()
+            codec = (name, self.size(1)) if name in transfer.CODECS else ()
             transfer.Job.push(table, rows.contiguous(), [(first, rows.size(0))], *codec).run()
 
     decoded = renamed("Encoded.decoded", "dequantize")

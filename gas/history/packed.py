@@ -230,11 +230,11 @@ class PackedRows:
         """Write the copies of a part's own rows."""
         packing = self.packing
         base = packing.bounds[part]
-        low, high = packing.hot_slots(part)
+        low, high = packing.hot_slots[part]
         if high > low:
             hot = torch.from_numpy(packing.hot[low:high] - base)
             Job.pull(rows, hot, self.hot[low:high]).run()
-        segments = packing.segments_of(part)
+        segments = packing.written_by[part]
         starts, ends = packing.starts[segments], packing.starts[segments + 1]
         offsets = self._offsets[segments]
         write_segments(self.file, rows, packing.rows, base, starts, ends, offsets)

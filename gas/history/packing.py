@@ -46,6 +46,11 @@ class Packing:
     part are contiguous, in the order of the rows. The rows that most parts read may be kept in
     memory instead, and are in no segment.
 
+    * ``rows``: the rows of all segments; ``starts``: where each segment starts in them, and their
+      number; ``writers``: the part whose rows a segment has.
+    * ``written_by``: the segments of each part's own rows, one for each part that reads some.
+    * ``hot``: the rows in memory; ``hot_slots``: the first and the end of each part's own in it.
+
     It takes four bytes for each row of the graph and of the halos, about three times as much while
     it is made, and the plans of the last batches.
 
@@ -108,19 +113,9 @@ class Packing:
         self.writers = np.concatenate([*none, *writers])
         order = np.argsort(self.writers, kind="stable")
         ends = np.searchsorted(self.writers[order], np.arange(num_parts + 1))
-        self._written_by = [order[a:b] for a, b in itertools.pairwise(ends)]
+        self.written_by = [order[a:b] for a, b in itertools.pairwise(ends)]
         hot_ends = np.searchsorted(self.hot, self.bounds)
-        self._hot_slots = list(itertools.pairwise(hot_ends.tolist()))
-
-    @property
-    def num_segments(self) -> int:
-        """The number of segments."""
-        return len(self.writers)
-
-    @property
-    def num_copied_rows(self) -> int:
-        """The number of rows of all segments."""
-        return len(self.rows)
+        self.hot_slots = list(itertools.pairwise(hot_ends.tolist()))
 
     @property
     def nbytes(self) -> int:
@@ -144,14 +139,6 @@ class Packing:
         """Return the parts of some rows."""
         parts = np.searchsorted(self.bounds, index.numpy(), "right") - 1
         return np.unique(parts).tolist()
-
-    def segments_of(self, part: int) -> np.ndarray:
-        """Return the segments of a part's own rows, one for each part that reads some."""
-        return self._written_by[part]
-
-    def hot_slots(self, part: int) -> tuple[int, int]:
-        """Return the slots of a part's own rows that are kept in memory: the first and the end."""
-        return self._hot_slots[part]
 
     # Reading --------------------------------------------------------------------------------------
 

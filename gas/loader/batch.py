@@ -12,14 +12,7 @@ from torch_geometric.data import Batch, Data
 
 from gas.graph import Adjacency, count_nodes_and_edges, is_sized_per_node, layout_of
 from gas.history import Features, cache_row_starts, first_rows
-from gas.loader.lazy import (
-    LazyOwnRows,
-    LazyRows,
-    get_lazy,
-    raw_attributes,
-    read_lazy_rows,
-    set_rows,
-)
+from gas.loader.lazy import LazyRows, get_lazy, raw_attributes, read_lazy_rows, set_rows
 from gas.native import csr_parts, explain_missing_cuda, is_sparse
 
 # Attributes of n_id, besides "shard": a fingerprint of the random state of views, and the number of
@@ -54,14 +47,14 @@ class SubData(NamedTuple):
         """Return the node-level tensors of the in-batch nodes, views of those of the batch."""
         own = empty_graph(self.data)
         new, known = own._store._mapping, dict(raw_attributes(self.data))
-        new["n_id"] = self.n_id[: self.batch_size]
+        n_id = new["n_id"] = self.n_id[: self.batch_size]
         e_id = known.pop("e_id", None)
         # num_nodes and num_edges of PyG take 50 Python calls.
         sizes = None if e_id is None else (self.n_id.numel(), e_id.numel())
         for key, value in known.items():
             if isinstance(value, LazyRows):
                 if value.per_node:
-                    set_rows(own, key, LazyOwnRows(value, self.batch_size))
+                    set_rows(own, key, LazyRows(key, value.table, n_id, True, value))
                     new = own._store._mapping
             elif isinstance(value, Tensor):
                 sizes = sizes or count_nodes_and_edges(self.data)

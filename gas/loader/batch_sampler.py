@@ -111,11 +111,7 @@ def check_state(
             "'loader' has another graph, or other parts of it, than what was saved: cut the "
             "graph as it was cut then, of which perm and parts were saved"
         )
-    if (state.get("sampler") is None) != (sampler is None):
-        raise ValueError(
-            f"'loader' has {'no' if sampler is None else 'a'} PartSampler, other than what was "
-            "saved: make it as it was"
-        )
+    _check_presence("a", "PartSampler", state.get("sampler"), sampler)
     if sampler is not None:
         sampler.check_state(state["sampler"])
     if state["batches"] != mine["batches"]:
@@ -124,15 +120,16 @@ def check_state(
             f"{state['batches']} when it was saved: choose 'batch_size' as it was then"
         )
     check_order(state["order"], mine["parts"].numel() - 1)
-    if (state["generator"] is None) != (mine["generator"] is None):
+    _check_presence("a", "generator", state["generator"], mine["generator"])
+    _check_presence("an", "augmentation", state["augmentation"], mine["augmentation"])
+
+
+def _check_presence(article: str, what: str, saved: object, mine: object) -> None:
+    """Refuse a loader with something that was saved without it, or the other way round."""
+    if (saved is None) != (mine is None):
         raise ValueError(
-            f"'loader' has {'a' if state['generator'] is None else 'no'} generator, other than "
-            "what was saved: make it as it was"
-        )
-    if (state["augmentation"] is None) != (mine["augmentation"] is None):
-        raise ValueError(
-            f"'loader' has {'an' if state['augmentation'] is None else 'no'} augmentation, "
-            "other than what was saved: make it as it was"
+            f"'loader' has {'no' if mine is None else article} {what}, other than what was saved: "
+            "make it as it was"
         )
 
 

@@ -41,13 +41,7 @@ ADJACENCY_KEYS = ("edge_index", "adj_t", "num_nodes")  # Made for every batch.
 class BatchCutter:
     """Cuts mini-batches out of a partitioned graph; the base of :class:`SubgraphLoader`.
 
-    Args:
-        data: The graph, which is never modified.
-        ptr: The parts, of shape ``[num_parts + 1]``.
-        relabel: The graph's edges by rows, with their weights.
-        layout: Layout of the adjacency; see :class:`SubgraphLoader`.
-        bipartite: Make the adjacency ``[batch_size, batch_size + halo]``, otherwise square.
-        edge_weight: Make ``data.edge_weight`` the values of ``adj_t``.
+    It has that loader's arguments, and ``relabel``, the graph's edges by rows, with their weights.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -139,14 +139,7 @@ class HeteroLoader(SubgraphLoader):
             where = (kind == number).nonzero().view(-1)
             local[where] = torch.arange(where.numel())
             n_id, store = row[where], out[name]
-            for key in self.hetero_data[name]:
-                if key in REPLACED:
-                    continue
-                value = self.hetero_data[name][key]
-                is_row = is_node_row(self.hetero_data, name, key, size)
-                if is_row:
-                    value = gather_sparse_rows(value, n_id) if is_sparse(value) else value[n_id]
-                store[key] = value
+            self._add_attributes(store, name, n_id, is_node_row, size)
             store.num_nodes, store.n_id = n_id.numel(), n_id
             store.batch_size = int((where < batch.batch_size).sum())
             begin, end = self._parts[number, parts], self._parts[number, parts + 1]
@@ -164,13 +157,19 @@ class HeteroLoader(SubgraphLoader):
         name = self.types.edges[number]
         first, last = self.types.first_edge[number : number + 2].tolist()
         store, e_id = out[name], e_id - first
-        for key in self.hetero_data[name]:
-            if key in REPLACED:
-                continue
-            value = self.hetero_data[name][key]
-            is_row = is_edge_row(self.hetero_data, name, key, last - first)
-            store[key] = value[e_id] if is_row else value
+        self._add_attributes(store, name, e_id, is_edge_row, last - first)
         store.edge_index, store.e_id = edge_index, e_id
+
+    def _add_attributes(
+        self, store: Any, name: Any, ids: Tensor, is_row: Callable[..., bool], size: int
+    ) -> None:
+        """Add the attributes of a type; of those with ``size`` rows the rows ``ids``."""
+        for key in self.hetero_data[name]:
+            if key not in REPLACED:
+                value = self.hetero_data[name][key]
+                if is_row(self.hetero_data, name, key, size):
+                    value = gather_sparse_rows(value, ids) if is_sparse(value) else value[ids]
+                store[key] = value
 
 
 SubgraphLoader._hetero_class = HeteroLoader  # SubgraphLoader.__new__ makes one.

@@ -32,15 +32,26 @@ class LazyRows:
         table: The tensor, of shape ``[rows, ...]``.
         index: The rows, of shape ``[n]``, int64.
         per_node: Whether the batch has a row for each node, or for each edge.
+        whole: The rows of which these are the first, read together. (default: none)
     """
 
-    def __init__(self, name: str, table: Tensor, index: Tensor, per_node: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        table: Tensor,
+        index: Tensor,
+        per_node: bool,
+        whole: LazyRows | None = None,
+    ) -> None:
         self.name = name
         self.table = table
         self.index = index
         self.per_node = per_node
         self.find_sums: Any = None  # Of features: see gas.loader.FeatureSums.
-        self._versions = version(table), version(index)
+        self._whole = whole
+        self._versions: tuple[int, int] = (
+            (version(table), version(index)) if whole is None else whole._versions
+        )
         self._rows: Tensor | None = None  # Copies of the batch share it.
 
     def check(self) -> None:
@@ -58,6 +69,8 @@ class LazyRows:
             pinned: Whether to gather plain rows in host memory into pinned memory.
                 (default: ``False``)
         """
+        if self._whole is not None:
+            return first_rows(self._whole.read(pinned), self.index.numel())
         if self._rows is None:
             self.check()
             table, index = self.table, self.index
@@ -102,17 +115,6 @@ class LazyRows:
         return self.table.requires_grad and torch.is_grad_enabled()
 
 
-class LazyOwnRows:
-    """View of the first of some lazy rows, made on first access."""
-
-    def __init__(self, rows: LazyRows, count: int) -> None:
-        self._rows, self._count = rows, count
-
-    def read(self) -> Tensor:
-        """Return the rows, of shape ``[count, ...]``."""
-        return first_rows(self._rows.read(), self._count)
-
-
 class LazyAttributes(dict[str, Any]):
     """Attribute store of a batch's graph, which gathers lazy rows on first access.
 
@@ -121,7 +123,7 @@ class LazyAttributes(dict[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
-        if isinstance(value, LazyRows | LazyOwnRows):
+        if isinstance(value, LazyRows):
             value = self[key] = value.read()
         return value
 
@@ -175,7 +177,7 @@ class LazyAttributes(dict[str, Any]):
     __hash__ = None
 
 
-def set_rows(data: Data, name: str, rows: Tensor | LazyRows | LazyOwnRows) -> None:
+def set_rows(data: Data, name: str, rows: Tensor | LazyRows) -> None:
     """Set an attribute of a graph to rows, which may be lazy."""
     mapping = data._store._mapping
     if not isinstance(rows, Tensor) and not isinstance(mapping, LazyAttributes):

@@ -217,10 +217,7 @@ class LinkLoader(SubgraphLoader):
         again = torch.arange(src.numel())
         for number in range(2 * MAX_TRIES):
             ends = torch.stack([src[again], dst[again]])
-            known = are_linked(self._rowptr, self._relabel.col, ends) | are_linked(
-                *self._label_edges, ends
-            )
-            again = again[known | (ends[0] == ends[1])]
+            again = again[self._are_known(ends)]
             if not again.numel():
                 return src, dst
             # All pairs of nodes of a part may be edges.
@@ -235,6 +232,11 @@ class LinkLoader(SubgraphLoader):
             dst[place] = self._draw_unlinked(src[place], generator)
         return src, dst
 
+    def _are_known(self, pairs: Tensor) -> Tensor:
+        """Return which pairs are edges, given pairs, or a node twice, of shape ``[M]``."""
+        is_edge = are_linked(self._rowptr, self._relabel.col, pairs)
+        return is_edge | are_linked(*self._label_edges, pairs) | (pairs[0] == pairs[1])
+
     def _draw_unlinked(self, node: Tensor, generator: torch.Generator) -> Tensor:
         """Draw a node that isn't linked with the given one.
 
@@ -243,10 +245,7 @@ class LinkLoader(SubgraphLoader):
         """
         every = torch.arange(self.num_own)
         ends = torch.stack([node.expand_as(every), every])
-        known = are_linked(self._rowptr, self._relabel.col, ends) | are_linked(
-            *self._label_edges, ends
-        )
-        free = (~known & (every != node)).nonzero().view(-1)
+        free = (~self._are_known(ends)).nonzero().view(-1)
         if not free.numel():
             raise ValueError(
                 f"'neg_sampling' is 'triplet', but the node {int(node)} of the graph is joined "

@@ -11,8 +11,8 @@ from torch.nn import ModuleList
 from torch_geometric.transforms import GCNNorm
 
 from gas.history import Rows, first_rows
-from gas.models.layered import LayeredGNN, Neighbours
-from gas.nn import Linear, SimpleConv
+from gas.models.layered import LayeredGNN
+from gas.nn import Linear, Neighbours, SimpleConv
 
 
 class APPNP(LayeredGNN):

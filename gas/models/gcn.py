@@ -10,8 +10,8 @@ from torch import Tensor
 from torch_geometric.transforms import GCNNorm
 
 from gas.history import Rows
-from gas.models.layered import LayeredGNN, Neighbours
-from gas.nn import GCNConv, Linear
+from gas.models.layered import LayeredGNN
+from gas.nn import GCNConv, Linear, Neighbours
 
 
 class GCN(LayeredGNN):

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch_geometric.transforms import GCNNorm
 
 from gas.history import Rows
-from gas.models.layered import LayeredGNN, Neighbours
-from gas.nn import GCN2Conv, Linear
+from gas.models.layered import LayeredGNN
+from gas.nn import GCN2Conv, Linear, Neighbours
 
 
 class GCN2(LayeredGNN):

@@ -12,8 +12,8 @@ from torch.nn import BatchNorm1d, Identity, Linear, Module, ModuleList, ReLU, Se
 from torch_geometric.nn.inits import reset
 
 from gas.history import Features, Rows, first_rows
-from gas.models.layered import LayeredGNN, Neighbours
-from gas.nn import GINConv
+from gas.models.layered import LayeredGNN
+from gas.nn import GINConv, Neighbours
 
 
 class GIN(LayeredGNN):

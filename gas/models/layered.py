@@ -5,51 +5,19 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import BatchNorm1d, Module, ModuleList
 from torch_geometric.nn.inits import reset
 
-from gas.graph import layout_of, to_dense
 from gas.history import Features, Rows, first_rows
-from gas.nn import Adjacency, apply_rowwise, check_weights, dropout
+from gas.nn import Adjacency, Neighbours, apply_rowwise, check_weights, dropout
 from gas.scalable import ScalableGNN, collect_kwargs
 
 if TYPE_CHECKING:
     from gas.loader import SubData
-
-
-class Neighbours(NamedTuple):
-    """The arguments of a layer that describe the graph.
-
-    * ``adj_t``: the adjacency, in any layout.
-    * ``edge_weight``: weights of shape ``[E]``, with the layout ``"edge_index"`` alone.
-    * ``batch_size``: the number of in-batch nodes; ``None`` on a full batch.
-    """
-
-    adj_t: Any
-    edge_weight: Tensor | None
-    batch_size: int | None
-
-    @property
-    def supports_rows(self) -> bool:
-        """Return whether layers support :class:`gas.history.Rows`: layout ``"fused"``."""
-        adj_t = self.adj_t
-        return isinstance(adj_t, Adjacency) and adj_t.size(0) == self.batch_size
-
-    @property
-    def num_rows(self) -> int | None:
-        """The number of rows of the adjacency; ``None`` in the layout ``"edge_index"``."""
-        return layout_of(self.adj_t).num_rows(self.adj_t)
-
-    def layer_input(self, x: Tensor | Rows) -> Tensor | Rows | tuple[Tensor, Tensor]:
-        """Return the features of sources, with those of destinations if these are fewer."""
-        if isinstance(x, Rows):
-            return x
-        rows = self.batch_size if self.num_rows is None else self.num_rows
-        return x if rows is None or rows == x.size(0) else (x, first_rows(x, rows))
 
 
 class LayeredGNN(ScalableGNN):
@@ -274,7 +242,8 @@ class LayeredGNN(ScalableGNN):
         if self.bns:
             h = self.bns[layer](h)
         if self.residual and h.size(-1) == x.size(-1):
-            h = h + to_dense(first_rows(x, h.size(0)))
+            own = first_rows(x, h.size(0))
+            h = h + (own if own.layout == torch.strided else own.to_dense())
         return self.activation(h)
 
     def _conv(

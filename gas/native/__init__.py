@@ -1,8 +1,9 @@
-"""The native extension: the only importer of ``gas._C``.
+"""The ground floor: the native extension, and what every room needs of the system.
 
-One file for each subject of ``csrc``. A function runs natively if the extension was built, and else
-as its pure-torch twin in the same file. The results are bitwise equal, except for sums over
-neighbours, whose order of summation differs.
+It is the only importer of ``gas._C``, with one file for each subject of ``csrc``. A function runs
+natively if the extension was built, and else as its pure-torch twin in the same file. The results
+are bitwise equal, except for sums over neighbours, whose order of summation differs. Beside them
+are durable writes of files, strict JSON, memory, cores, checks of arguments and warnings.
 """
 
 from gas.native.attention import Dropout
@@ -46,6 +47,7 @@ from gas.native.extension import (
     openmp_runtimes,
     run,
 )
+from gas.native.files import flush_to_disk, lock, refuse, replace_file, sync_folder
 from gas.native.graph import (
     BLOCK,
     Relabeler,
@@ -54,6 +56,7 @@ from gas.native.graph import (
     is_valid_rowptr,
     symmetrize_edges,
 )
+from gas.native.json import parse_json, read_json, write_json
 from gas.native.matrix import TYPES, Matrix, find_starts, transpose
 from gas.native.memory import (
     PeakMemory,
@@ -90,6 +93,14 @@ from gas.native.transfer import (
 from gas.native.warning import renamed, warn
 
 __all__ = [
+    "flush_to_disk",
+    "lock",
+    "parse_json",
+    "read_json",
+    "refuse",
+    "replace_file",
+    "sync_folder",
+    "write_json",
     "BLOCK",
     "BufferPool",
     "C",

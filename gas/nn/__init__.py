@@ -22,7 +22,7 @@ from gas.nn.sparse_features import LINEAR_LAYERS, Linear, has_hooks, linear
 from gas.nn.spmm import spmm
 from gas.nn.sum_convs import GINConv, GraphConv, SAGEConv, SimpleConv, SumConv
 from gas.nn.twin import deep_copy, twin
-from gas.nn.weights import check_weights
+from gas.nn.weights import Neighbours, check_weights
 
 __all__ = [
     "Adjacency",
@@ -40,6 +40,7 @@ __all__ = [
     "LINEAR_LAYERS",
     "Linear",
     "Masks",
+    "Neighbours",
     "ProjectedConv",
     "SAGEConv",
     "SimpleConv",

@@ -10,7 +10,9 @@ from gas.scalable.base import (
 )
 from gas.scalable.call import BANKS, cancel_pulls, read_ahead, start_pulls
 from gas.scalable.checks import adjacency, attributes, collect_kwargs
-from gas.scalable.distributed import Distributed, distribute
+from gas.scalable.distributed import Exchange, Group, RankError
+from gas.scalable.distributed.distribute import Distributed, distribute
+from gas.scalable.distributed.ranks import ModelRanks, Traffic
 from gas.scalable.hetero.convert import to_hetero_model
 from gas.scalable.hetero.model import HeteroModel
 from gas.scalable.inference import compute_dtype
@@ -27,13 +29,15 @@ from gas.scalable.norms import GraphNorms, is_tracked
 from gas.scalable.one_batch import OneBatch
 from gas.scalable.pack import is_packed, pack_rows
 from gas.scalable.prefetch import PrefetchLoader
-from gas.scalable.ranks import ModelRanks, Traffic
 from gas.scalable.verify import Verification, verify
 
 __all__ = [
     "BANKS",
     "NodePredictor",
     "Distributed",
+    "Exchange",
+    "Group",
+    "RankError",
     "GraphNorms",
     "HeteroModel",
     "OneBatch",

@@ -151,10 +151,7 @@ class HistoryModel(torch.nn.Module):
             self._watch = ExactnessGuard(self)
         if not self._watch.has_layers:
             return None
-        kind, num_rows = self._batch_kind(adj_t), n_id.numel()
-        if not self._watch.is_needed(batch_size, num_rows, kind):
-            return None
-        return self._watch.watch_batch(batch_size, num_rows, kind)
+        return self._watch.watch_batch(batch_size, n_id.numel(), self._batch_kind(adj_t))
 
     def _batch_kind(self, adj_t: Any) -> Hashable:
         """Return a key of the batches for which norms get the same sort of rows, if known.

@@ -1,10 +1,11 @@
 """A call of a model, from top to bottom.
 
-1. :meth:`BatchModel.__call__` takes a mini-batch, or a full batch.
-2. :func:`prepare_call` checks it, makes the :class:`Call` and starts the pulls.
-3. :func:`run_call` runs the user's forward.
-4. Forward calls :meth:`BatchModel.push_and_pull` after each layer: :meth:`Call.exchange`.
-5. :meth:`Call.end` checks that every history was filled, and releases the call's resources.
+1. :meth:`BatchModel.__call__` is given a mini-batch, or a full batch.
+2. :func:`prepare_call` checks it, and makes the :class:`Call`.
+3. :func:`get_pulls` starts to read the halo's rows.
+4. :func:`run_call` runs the user's forward.
+5. Forward calls :meth:`BatchModel.push_and_pull` after each layer: :meth:`Call.exchange`.
+6. :meth:`Call.end` checks that every history was filled, and releases the call's resources.
 
 A full batch, a read-only call, a view, a sweep of layer-wise inference and a call on one of many
 ranks differ in the attributes of their :class:`Call`.
@@ -33,14 +34,13 @@ from gas.scalable.base import HistoryModel, set_banks
 from gas.scalable.checks import (
     adjacency,
     check_call,
-    check_graph,
     check_halo,
     check_whole,
     collect_kwargs,
     explain,
     wrong_calls_error,
 )
-from gas.scalable.ranks import ModelRanks, check_connected
+from gas.scalable.distributed.ranks import ModelRanks, check_connected
 
 BANKS = ("original", "per_view")
 BatchArgs = tuple[int | None, Tensor | None, Tensor | None, Tensor | None]
@@ -264,7 +264,7 @@ class BatchModel(HistoryModel):
         return _exchange_eager(self, history, x, (batch_size, n_id, offset, count), rows)
 
 
-# Before forward -----------------------------------------------------------------------------------
+# What a call is given -----------------------------------------------------------------------------
 
 
 def prepare_call(
@@ -295,8 +295,6 @@ def prepare_call(
         features = dequantize(x)
         kwargs = {name: dequantize(value) for name, value in kwargs.items()}
     batch_size, n_id, offset, count = batch_args
-    call = Call(model, features, adj_t, batch_args, kwargs)
-    call.fill, call.pushes = fill, push
     ranks = model.ranks
     if ranks is not None and fill:
         raise ValueError(
@@ -304,11 +302,12 @@ def prepare_call(
             "fills the histories of all"
         )
     if ranks is not None and n_id is not None:
-        ranks.bind_batch(model, n_id)
-        call.histories = tuple(model.histories)  # bind_batch may have replaced them.
+        ranks.bind_batch(model, n_id)  # It may replace the histories.
     elif n_id is not None and push:
         check_connected(n_id)
     check_call(features, batch_size, n_id, fill, model.num_nodes, model.buffer_size)
+    call = Call(model, features, adj_t, batch_args, kwargs)
+    call.fill, call.pushes = fill, push
     if batch_size is not None and n_id is not None:
         if ranks is not None and push:
             ranks.begin(n_id, offset, count, batch)
@@ -359,6 +358,9 @@ def prepare_view_calls(model: BatchModel, batch: SubData, bank: str) -> list[Cal
         for call in views:
             call.pushes, call.pulls = False, pulls
     return [own, *views]
+
+
+# What is pulled -----------------------------------------------------------------------------------
 
 
 def get_pulls(model: BatchModel, batch_size: int, n_id: Tensor) -> BatchPulls | None:
@@ -454,7 +456,7 @@ def _fail(call: Call, error: BaseException) -> None:
         raise explained from error
 
 
-# Push and pull ------------------------------------------------------------------------------------
+# Push and pull of a layer, and checks after the last ----------------------------------------------
 
 
 class Call:
@@ -631,76 +633,7 @@ def _materialise(model: BatchModel, adj: Adjacency) -> None:
         _ = adj.with_self_loops().matrix
 
 
-def run_to_history(
-    model: BatchModel,
-    batch: SubData,
-    layer: int,
-    context: Callable[[SubData], contextlib.AbstractContextManager[None]],
-) -> Tensor:
-    """Run forward up to the history that layer-wise inference fills, in ``context(batch)``."""
-    check_graph(batch.n_id, model.num_nodes)
-    x, adj_t, kwargs = model.inputs_of(to_device(batch, model.device).data)
-    if not model._is_proven:
-        with model._disable_transfers():  # A wrong model raises before histories change.
-            model(x, adj_t, *batch[1:], **kwargs)
-    call = Call(model, x, adj_t, batch[1:], kwargs)
-    call.layer = layer
-    with context(batch):
-        return cast(Tensor, run_call(call))
-
-
-# Calls that are under way -------------------------------------------------------------------------
-
-
-class _CurrentCall(threading.local):
-    """The innermost call of each thread."""
-
-    call: Call | None = None
-
-
-_CURRENT = _CurrentCall()  # Of any model.
-
-
-class Calls:
-    """The current calls of one model: one in each thread, of which one uses the histories.
-
-    Several threads would write the histories in an unknown order. A plain full batch doesn't use
-    them.
-    """
-
-    def __init__(self) -> None:
-        self.running = _CurrentCall()
-        self._with_histories = threading.Lock()
-
-    def enter(self, call: Call) -> tuple[Call | None, Call | None, bool]:
-        """Make a call this thread's current one; return the arguments of :meth:`leave`.
-
-        Raises:
-            RuntimeError: If another thread's call uses the histories, as this one would.
-        """
-        before = self.running.call
-        waits = (call.batch or call.fill) and (before is None or not (before.batch or before.fill))
-        if waits and not self._with_histories.acquire(blocking=False):
-            raise RuntimeError(
-                "another thread is calling this model, and both read and write its histories: call "
-                "it from one thread, or make model.for_graph(num_nodes) for the other, which "
-                "shares the weights and has histories of its own"
-            )
-        outside, _CURRENT.call = _CURRENT.call, call
-        self.running.call = call
-        return before, outside, waits
-
-    def leave(self, entered: tuple[Call | None, Call | None, bool]) -> None:
-        """End the current call."""
-        self.running.call, _CURRENT.call, waits = entered
-        if waits:
-            self._with_histories.release()
-
-    def __deepcopy__(self, memo: object) -> Calls:
-        return Calls()
-
-    def __reduce__(self) -> tuple[type[Calls], tuple[()]]:
-        return Calls, ()
+# The operator of push_and_pull --------------------------------------------------------------------
 
 
 def check_not_recomputing() -> None:
@@ -782,3 +715,57 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 _exchange.register_autograd(_backward, setup_context=_setup_context)
+
+
+# Calls that are under way -------------------------------------------------------------------------
+
+
+class _CurrentCall(threading.local):
+    """The innermost call of each thread."""
+
+    call: Call | None = None
+
+
+_CURRENT = _CurrentCall()  # Of any model.
+
+
+class Calls:
+    """The current calls of one model: one in each thread, of which one uses the histories.
+
+    Several threads would write the histories in an unknown order. A plain full batch doesn't use
+    them.
+    """
+
+    def __init__(self) -> None:
+        self.running = _CurrentCall()
+        self._with_histories = threading.Lock()
+
+    def enter(self, call: Call) -> tuple[Call | None, Call | None, bool]:
+        """Make a call this thread's current one; return the arguments of :meth:`leave`.
+
+        Raises:
+            RuntimeError: If another thread's call uses the histories, as this one would.
+        """
+        before = self.running.call
+        waits = (call.batch or call.fill) and (before is None or not (before.batch or before.fill))
+        if waits and not self._with_histories.acquire(blocking=False):
+            raise RuntimeError(
+                "another thread is calling this model, and both read and write its histories: call "
+                "it from one thread, or make model.for_graph(num_nodes) for the other, which "
+                "shares the weights and has histories of its own"
+            )
+        outside, _CURRENT.call = _CURRENT.call, call
+        self.running.call = call
+        return before, outside, waits
+
+    def leave(self, entered: tuple[Call | None, Call | None, bool]) -> None:
+        """End the current call."""
+        self.running.call, _CURRENT.call, waits = entered
+        if waits:
+            self._with_histories.release()
+
+    def __deepcopy__(self, memo: object) -> Calls:
+        return Calls()
+
+    def __reduce__(self) -> tuple[type[Calls], tuple[()]]:
+        return Calls, ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -62,25 +62,10 @@ class ExactnessGuard:
         """Return whether the model has layers to check."""
         return bool(self._inexact or self._sequential or self._norms)
 
-    def is_needed(self, batch_size: int, num_rows: int, kind: Hashable) -> bool:
-        """Return whether a forward pass has to be checked.
-
-        Args:
-            batch_size: See :meth:`watch_batch`.
-            num_rows: See :meth:`watch_batch`.
-            kind: See :meth:`watch_batch`.
-        """
-        norms = num_rows > batch_size and bool(self._norms_that_see_halo(kind))
-        return bool(self._inexact) or bool(self._sequential) or norms
-
-    def _norms_that_see_halo(self, kind: Hashable) -> list[torch.nn.Module]:
-        """Return the norms in training mode that may be called with rows of the halo."""
-        safe = self._safe if kind is not None else ()
-        return [norm for norm in self._norms if norm.training and (kind, norm) not in safe]
-
-    @contextlib.contextmanager
-    def watch_batch(self, batch_size: int, num_rows: int, kind: Hashable = None) -> Iterator[None]:
-        """Check the layers of a forward pass in this context.
+    def watch_batch(
+        self, batch_size: int, num_rows: int, kind: Hashable = None
+    ) -> contextlib.AbstractContextManager[None] | None:
+        """Return a context that checks the layers of a forward pass; ``None`` if none needs it.
 
         Args:
             batch_size: The number of in-batch nodes.
@@ -90,13 +75,24 @@ class ExactnessGuard:
                 this kind, even if it gets as many rows by chance. (default: unknown)
 
         Raises:
-            ValueError: When a layer that isn't exact is called, naming it.
+            ValueError: In the context, when a layer that isn't exact is called, naming it.
         """
-        norms = self._norms_that_see_halo(kind)
-        pairs = [
-            (layer, _OwnStatistics(batch_size, num_rows))
-            for layer in (norms if num_rows > batch_size else ())
+        safe = self._safe if kind is not None else ()
+        norms = [
+            norm
+            for norm in (self._norms if num_rows > batch_size else ())
+            if norm.training and (kind, norm) not in safe
         ]
+        if not (self._inexact or self._sequential or norms):
+            return None
+        return self._watch(norms, batch_size, num_rows, kind)
+
+    @contextlib.contextmanager
+    def _watch(
+        self, norms: Sequence[torch.nn.Module], batch_size: int, num_rows: int, kind: Hashable
+    ) -> Iterator[None]:
+        """Check the layers, with these norms, in this context."""
+        pairs = [(norm, _OwnStatistics(batch_size, num_rows)) for norm in norms]
         with contextlib.ExitStack() as hooks:
             for name, layer, reason in self._inexact:
                 refuse = partial(_refuse, name, reason)

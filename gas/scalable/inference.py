@@ -18,11 +18,11 @@ from gas.history import Features, History
 from gas.loader import EvalSubgraphLoader, SubData, to_device
 from gas.native import report_progress, share_cores
 from gas.scalable.base import preserve_modes
-from gas.scalable.call import BatchModel, StopForward, run_to_history
+from gas.scalable.call import BatchModel, Call, StopForward, run_call
 from gas.scalable.checks import adjacency, check_graph, collect_kwargs
+from gas.scalable.distributed.ranks import one_shard_error
 from gas.scalable.node_predictor import mark_exact, unwrap_prefetch
 from gas.scalable.norms import GraphNorms
-from gas.scalable.ranks import one_shard_error
 
 # Each batch with its output, or None if its forward pass ended before.
 SweepOutputs = Iterator[tuple[SubData, Tensor | None]]
@@ -80,18 +80,23 @@ def sweep_layers(
 
 
 def sweep_forwards(
-    loader: Iterable[SubData], forward: Callable[[SubData, int], Tensor]
-) -> Callable[[int], SweepOutputs]:
-    """Return a function that runs ``forward`` on all batches, from the start up to a layer."""
-
-    def sweep(layer: int) -> SweepOutputs:
-        for batch in loader:
-            out = None
-            with contextlib.suppress(StopForward):
-                out = forward(batch, layer)[: batch.batch_size]
-            yield batch, out
-
-    return sweep
+    model: BatchModel,
+    loader: Iterable[SubData],
+    context: Callable[[SubData], contextlib.AbstractContextManager[None]],
+    layer: int,
+) -> SweepOutputs:
+    """Run forward on all batches up to the history of a layer, each in ``context(batch)``."""
+    for batch in loader:
+        check_graph(batch.n_id, model.num_nodes)
+        x, adj_t, kwargs = model.inputs_of(to_device(batch, model.device).data)
+        if not model._is_proven:
+            with model._disable_transfers():  # A wrong model raises before histories change.
+                model(x, adj_t, *batch[1:], **kwargs)
+        call = Call(model, x, adj_t, batch[1:], kwargs)
+        call.layer, out = layer, None
+        with contextlib.suppress(StopForward), context(batch):
+            out = run_call(call)[: batch.batch_size]
+        yield batch, out
 
 
 def _clone_state(state: dict[str, Any]) -> dict[str, Any]:
@@ -110,31 +115,25 @@ class _CompleteLoader:
         for batch in self._loader:
             yield batch
             done[batch.n_id[: batch.batch_size].cpu()] = True
-        _check_complete(done)
-
-
-def _check_complete(done: Tensor) -> None:
-    """Refuse a loader whose batches lack some nodes."""
-    if not bool(done.all()):
-        raise ValueError(
-            f"'loader' yields {int(done.sum())} of the graph's {done.numel()} nodes: inference "
-            "goes over it once for each layer and needs all of them each time, as "
-            "EvalSubgraphLoader(data, ptr) yields"
-        )
+        if not bool(done.all()):
+            raise ValueError(
+                f"'loader' yields {int(done.sum())} of the graph's {done.numel()} nodes: inference "
+                "goes over it once for each layer and needs all of them each time, as "
+                "EvalSubgraphLoader(data, ptr) yields"
+            )
 
 
 def assemble(outputs: SweepOutputs, num_nodes: int) -> Tensor:
-    """Copy the outputs of batches into one tensor of ``num_nodes`` rows on the CPU."""
+    """Copy the outputs of batches into one tensor of ``num_nodes`` rows on the CPU.
+
+    Together the batches have every node.
+    """
     out: Tensor | None = None
-    done = torch.zeros(num_nodes, dtype=torch.bool)
     for batch, rows in outputs:
         assert rows is not None
         if out is None:
             out = rows.new_zeros(num_nodes, *rows.shape[1:], device="cpu")
-        nodes = batch.n_id[: batch.batch_size].cpu()
-        out[nodes] = rows.cpu()
-        done[nodes] = True
-    _check_complete(done)
+        out[batch.n_id[: batch.batch_size].cpu()] = rows.cpu()
     assert out is not None
     return out
 
@@ -219,7 +218,7 @@ def _fill_histories(
             loader, model.histories, model.device, dtype, run_layer, context, bool(norms)
         )
     else:
-        sweep = sweep_forwards(loader, partial(run_to_history, model, context=context))
+        sweep = partial(sweep_forwards, model, loader, context)
     with fill_layers(model, sweep, len(model.histories), norms, log, on_layer):
         yield sweep, norms
 
@@ -257,14 +256,14 @@ def refresh(
         mark_exact(model, getattr(loader, "data", None))
 
 
-def loader_of(graph: Any, batch_size: int | None, options: Mapping[str, Any], method: str) -> Any:
-    """Return a loader of a clustered graph, or the given loader, for a method of a model."""
+def loader_of(graph: Any, batch_size: int | None, options: Mapping[str, Any], call: str) -> Any:
+    """Return a loader of a clustered graph, or the given loader; ``call`` is shown in errors."""
     if isinstance(graph, Data):
         return EvalSubgraphLoader(graph, None, batch_size, log=False, **options)
     if options:
         raise ValueError(
             f"{', '.join(map(repr, options))} given with a loader, which has its own: pass the "
-            f"graph, model.{method}(graph, ...)"
+            f"graph, {call}"
         )
     return unwrap_prefetch(graph)
 
@@ -281,34 +280,21 @@ def predict_every_node(
 
     See :meth:`gas.ScalableGNN.predict`.
     """
-    loader = unwrap_prefetch(graph)
-    leave_cores = getattr(loader, "leave_cores", options.get("leave_cores", True))
+    leave_cores = getattr(unwrap_prefetch(graph), "leave_cores", options.get("leave_cores", True))
     with share_cores(leave_cores):  # Also while the loader is made.
-        return _predict(model, graph, batch_size, gather, log, options)
-
-
-def _predict(
-    model: BatchModel,
-    graph: Any,
-    batch_size: int | None,
-    gather: bool,
-    log: bool,
-    options: Mapping[str, Any],
-) -> Tensor:
-    """Predict every node on the cores that are left."""
-    loader = loader_of(graph, batch_size, options, "predict")
-    data = loader.data
-    if PERM not in data:
-        raise ValueError(
-            "the graph has no 'perm', by which its nodes find back to their order: use "
-            "gas.cluster(data, num_parts), or model(loader=loader), in the order of the loader"
-        )
-    out = run_inference(model, loader, gather, log)
-    if model.ranks is not None:
-        if not gather:
-            return out
-        data = Data(perm=model.ranks.gather_rows(data[PERM][: loader.num_own]))
-    return to_original_order(data, out)
+        loader = loader_of(graph, batch_size, options, "model.predict(graph, ...)")
+        data = loader.data
+        if PERM not in data:
+            raise ValueError(
+                "the graph has no 'perm', by which its nodes find back to their order: use "
+                "gas.cluster(data, num_parts), or model(loader=loader), in the order of the loader"
+            )
+        out = run_inference(model, loader, gather, log)
+        if model.ranks is not None:
+            if not gather:
+                return out
+            data = Data(perm=model.ranks.gather_rows(data[PERM][: loader.num_own]))
+        return to_original_order(data, out)
 
 
 def _run_layer(

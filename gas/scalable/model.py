@@ -397,4 +397,4 @@ class ScalableGNN(FormerNames, BatchModel):
         """
         graph = open_if_path(graph, "graph")
         check_is_graph(graph, "graph")
-        refresh(self, loader_of(graph, batch_size, kwargs, "refresh"), norms, log)
+        refresh(self, loader_of(graph, batch_size, kwargs, "model.refresh(graph, ...)"), norms, log)

@@ -18,7 +18,7 @@ from gas.native import warn
 from gas.scalable.call import StopForward
 
 if TYPE_CHECKING:
-    from gas.distributed import Group
+    from gas.scalable.distributed import Group
 
 BLOCK = 1 << 20  # Elements that are converted to float64 at once.
 Key = tuple[int, int, int]  # The layer computed alone (or 0), the norm, and its call.

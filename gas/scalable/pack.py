@@ -68,7 +68,7 @@ def pack(
             f"'path' is {str(path)!r}, which is no directory: make it, or name another"
         )
     for history in histories:
-        packable_store(history, loader.num_nodes)
+        _packable_store(history, loader.num_nodes)
     table = loader.get_mapped_features()
     if table is None and not histories:
         raise ValueError(
@@ -89,12 +89,12 @@ def pack(
         history.wait()
         history.store.packed = packed
     if table is not None and features is not None:
-        table.pack(features)
+        table.store.packed = features
         made.append(features)
         loader.use_features(table)
     return PackingSummary(
-        packing.num_segments,
-        packing.num_copied_rows,
+        len(packing.writers),
+        len(packing.rows),
         sum(one.nbytes for one in made),
         len(packing.hot),
         packing.nbytes + sum(one.hot.nbytes for one in made),
@@ -102,7 +102,7 @@ def pack(
     )
 
 
-def packable_store(history: History, num_nodes: int) -> DiskStore:
+def _packable_store(history: History, num_nodes: int) -> DiskStore:
     """Return the disk store of a history, whose rows can be copied in the order of reads.
 
     Raises:
@@ -124,16 +124,13 @@ def packable_store(history: History, num_nodes: int) -> DiskStore:
 
 
 def pack_rows(history: History, packing: Packing) -> PackedRows:
-    """Copy rows of a history so that a mini-batch finds its rows with few reads.
-
-    Returns:
-        The copies, to be set as ``history.store.packed``; the history itself isn't changed.
+    """Return copies of a history's rows, to be set as ``history.store.packed``.
 
     Raises:
         ValueError: If the store isn't on disk, or the packing is of another graph.
         OSError: If the disk has no room for the copies.
     """
-    return packable_store(history, packing.num_rows).make_packed(packing, history.engine.pool)
+    return _packable_store(history, packing.num_rows).make_packed(packing, history.engine.pool)
 
 
 def _find_reads(loader: SubgraphLoader) -> tuple[Tensor, Iterable[Tensor]]:

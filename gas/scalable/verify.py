@@ -17,12 +17,12 @@ from torch_geometric.data import Data
 
 from gas.graph import open_if_path
 from gas.history import History, relative_error
-from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, batches_in_order
+from gas.loader import SubData, SubgraphLoader, batches_in_order
 from gas.native import check_integer, free_memory
 from gas.scalable.base import preserve_modes
-from gas.scalable.inference import assemble, run_inference
+from gas.scalable.distributed.ranks import check_alone
+from gas.scalable.inference import assemble, loader_of, run_inference
 from gas.scalable.memory import activation_bytes
-from gas.scalable.ranks import check_alone
 
 if TYPE_CHECKING:
     from gas.scalable.model import ScalableGNN
@@ -188,20 +188,14 @@ def _loader(
     graph: Data | SubgraphLoader, batch_size: int | None, options: dict[str, Any]
 ) -> SubgraphLoader:
     """Return a loader of the mini-batches to compare."""
-    if isinstance(graph, Data):
-        return EvalSubgraphLoader(graph, None, batch_size, log=False, **options)
-    if not isinstance(graph, SubgraphLoader):
+    if not isinstance(graph, Data | SubgraphLoader):
         raise ValueError(
             f"'graph' is a {type(graph).__name__}, expected what gas.cluster has returned, or a "
             "gas.SubgraphLoader"
         )
-    given = [*([] if batch_size is None else ["batch_size"]), *options]
-    if given:
-        raise ValueError(
-            f"{', '.join(map(repr, given))} given with a loader, which has its own: pass the "
-            "graph, gas.verify(model, graph, ...)"
-        )
-    return graph.plain_loader()
+    if isinstance(graph, SubgraphLoader) and batch_size is not None:
+        options = {"batch_size": batch_size, **options}
+    return loader_of(graph, batch_size, options, "gas.verify(model, graph, ...)").plain_loader()
 
 
 class _OrderedLoader:

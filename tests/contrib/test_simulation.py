@@ -15,7 +15,7 @@ from gas.contrib import simulation
 from gas.contrib.simulation import Machine, PartitionStatistics, partition_statistics
 from gas.contrib.simulation.local_ranks import measure_ranks
 from gas.contrib.simulation.machine import _choose_parts as choose_parts
-from gas.distributed.exchange import HEADER_BYTES
+from gas.scalable.distributed.exchange import HEADER_BYTES
 
 LINK = {"bandwidth": 1e9, "latency": 1e-5}
 MACHINE = Machine(1e-6, 1e-7, seconds_per_halo_row=2e-7, seconds_per_step=1e-3, **LINK)

@@ -213,7 +213,7 @@ def failures(rank, place):
     save(1, keep=1)
     for name, patched, on in (
         ("in a file", "gas.checkpoint.writer.write_tensors", 1),
-        ("in the name", "gas.io.files.os.replace", 0),
+        ("in the name", "gas.native.files.os.replace", 0),
     ):
         with pytest.MonkeyPatch.context() as patch:
             if rank == on:

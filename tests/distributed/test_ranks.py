@@ -12,8 +12,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 import gas
-from gas.distributed import Exchange
-from gas.distributed.group import Group, _describe_error, _make_error
+from gas.scalable.distributed import Exchange
+from gas.scalable.distributed.group import Group, _describe_error, _make_error
 
 PARTS, NODES, CLASSES = 8, 60, 3
 NETS = {"GCN": GCN, "GraphSAGE": GraphSAGE, "GAT": GAT}

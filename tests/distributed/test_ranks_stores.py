@@ -9,8 +9,8 @@ from torch_geometric.nn import GCN
 
 import gas
 from gas.augment import PUBLISHED, MHAug
-from gas.distributed import RankError
 from gas.history import Store
+from gas.scalable.distributed import RankError
 from gas.training import train_epoch
 
 pytestmark = pytest.mark.slow  # Processes for every rank.

@@ -93,7 +93,7 @@ def test_what_is_read_is_little(tmp_path):
     loader = loader_of(graph(), 1)
     every = halos(loader)
     packing = Packing(loader.ptr, iter(every))
-    assert packing.halo_rows == packing.num_copied_rows == sum(halo.numel() for halo in every)
+    assert packing.halo_rows == len(packing.rows) == sum(halo.numel() for halo in every)
     for batch in loader:
         halo = batch.n_id[batch.batch_size :]
         plan = packing.plan(halo, batch.n_id[: batch.batch_size])
@@ -121,7 +121,7 @@ def test_rows_that_most_parts_read_are_hot():
         assert len(packing.hot) == hot
         chosen = read[packing.hot]
         assert packing.hot_reads == chosen.sum() == read.sort(descending=True).values[:hot].sum()
-        assert packing.num_copied_rows == packing.halo_rows - packing.hot_reads
+        assert len(packing.rows) == packing.halo_rows - packing.hot_reads
         assert not np.isin(packing.rows, packing.hot).any()
 
 

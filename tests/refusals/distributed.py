@@ -1,4 +1,4 @@
-"""Errors of ``gas.distributed``, and of models that it connects to other ranks."""
+"""Errors of ``gas.scalable.distributed``, and of models that it connects to other ranks."""
 
 import contextlib
 import copy
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import gas
 from gas.augment import DropEdge
-from gas.distributed import Group
+from gas.scalable.distributed import Group
 from gas.training import train_epoch
 from refusals import Model, first_batch, load, raising, ring, sharded
 
@@ -83,7 +83,7 @@ def gone(t, seen):
     with alone(t):
         group = Group()
         group.size = 3
-        t.patch.setattr("gas.distributed.group.GRACE", 0.2)
+        t.patch.setattr("gas.scalable.distributed.group.GRACE", 0.2)
         seen(group)
         t.patch.setattr(dist, "all_gather", raising(RuntimeError("[a.cc:1] Timed out. More")))
         group.gather(torch.ones(1), WHAT)

@@ -13,8 +13,8 @@ from gas.checkpoint.files import NewestCheckpoint, rank_folder, write_newest
 from gas.checkpoint.histories import history_writer
 from gas.checkpoint.redistribution import Graph
 from gas.checkpoint.writer import CheckpointWriter, history_writers
-from gas.distributed import Exchange
 from gas.graph.shards import shard_of
+from gas.scalable.distributed import Exchange
 from refusals import raising, ring, sharded
 
 

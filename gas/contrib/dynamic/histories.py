@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+import gas
 from gas.contrib.dynamic.attributes import find_differing_rows
 from gas.graph import PERM, entry_rows, find_changed_rows
-from gas.history import Store
 from gas.native import share_cores
 from gas.scalable import NodePredictor, ScalableGNN, is_exact, mark_exact, state_fingerprint
 
@@ -56,7 +56,7 @@ class HistoryUpdater:
                 "'model' is one of several ranks, whose graphs don't grow: use it in one process"
             )
         for history in self.model.histories:
-            if type(history.store).resize is Store.resize:
+            if type(history.store).resize is gas.history.Store.resize:
                 raise ValueError(
                     f"'store' is a {type(history.store).__name__}, which can't grow: write its "
                     "resize(num_rows), or use store='host' or 'disk'"

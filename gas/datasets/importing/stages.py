@@ -24,8 +24,11 @@ from gas.graph import (
     COL,
     ROWPTR,
     WEIGHT,
+    Array,
     Description,
+    GrowingArray,
     NewFolder,
+    array_of,
     check_finite,
     check_weight,
     describe_array,
@@ -33,8 +36,7 @@ from gas.graph import (
     write_rows,
 )
 from gas.history import Codec
-from gas.io import Array, GrowingArray, array_of, flush_to_disk
-from gas.native import MOST_INT32, transfer
+from gas.native import MOST_INT32, flush_to_disk, transfer
 
 TEMPORARY = re.compile(r"edges(-into|-\d+)?\.part")
 EDGES, INTO = "edges.part", "edges-into.part"  # Unsorted edges, and their number by destination.

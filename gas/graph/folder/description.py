@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gas.graph.folder.npy import Array
 from gas.history import CODEC_NAMES as CODECS
 from gas.history import Codec
-from gas.io import Array, read_json, refuse
+from gas.native import read_json, refuse
 
 FORMAT, VERSION = "gas graph", 1
 NAME = "graph.json"

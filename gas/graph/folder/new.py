@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from gas.graph.folder.description import NAME, Description
-from gas.io import Array, lock, read_json, sync_folder, write_array, write_json
-from gas.native import free_disk, human, make_folder
+from gas.graph.folder.npy import Array, write_array
+from gas.native import free_disk, human, lock, make_folder, read_json, sync_folder, write_json
 
 MARK = "unfinished.json"  # Exists until graph.json does; lists the files that were written.
 MARK_FORMAT = "unfinished gas graph"

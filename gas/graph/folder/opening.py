@@ -23,9 +23,9 @@ from gas.graph.folder.description import (
     refuse,
 )
 from gas.graph.folder.new import MARK
+from gas.graph.folder.npy import check_inside, map_array, tensor_of
 from gas.graph.layout import implicit_ones
 from gas.history import Codec, DiskStore, Encoded, TableStore
-from gas.io import check_inside, map_array, tensor_of
 from gas.native import is_valid_rowptr, sparse_csr
 
 BLOCK = 1 << 22  # Ids that are checked at a time.

@@ -28,9 +28,9 @@ from gas.graph.folder.description import (
     dtype_name,
 )
 from gas.graph.folder.new import NewFolder
+from gas.graph.folder.npy import array_of
 from gas.graph.permute import renumber_ids
 from gas.history import Encoded
-from gas.io import array_of
 from gas.native import MOST_INT32, csr_parts, gather_sparse_rows, human, is_sparse
 
 BLOCK_BYTES = 1 << 24  # Rows are renumbered in blocks of this size.

@@ -101,7 +101,7 @@ def collect_inputs(data: HeteroData, inputs: Mapping[str, str]) -> dict[str, Any
         if key in data._global_store
         else {
             kind: to_dense(store[PERM if key == "n_id" and PERM in store else key])
-            for kind, store in zip(_store_types(data), data.stores[1:], strict=True)
+            for kind, store in zip(data.node_types + data.edge_types, data.stores[1:], strict=True)
             if key in store
         }
         for name, key in inputs.items()
@@ -117,11 +117,6 @@ def add_ids(data: HeteroData) -> HeteroData:
     for kind in data.edge_types:
         out[kind].e_id = torch.arange(data[kind].edge_index.size(1))
     return out
-
-
-def _store_types(data: HeteroData) -> list[Any]:
-    """Return the node and edge types of a graph, in the order of its stores."""
-    return [store._key for store in data.stores[1:]]
 
 
 class _Mark(torch.autograd.Function):

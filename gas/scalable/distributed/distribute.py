@@ -12,12 +12,12 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 
-from gas.distributed import Group
 from gas.graph import SHARD, local_graph
 from gas.history import Codec
 from gas.loader import SubData
+from gas.scalable.distributed import Group
+from gas.scalable.distributed.ranks import ModelRanks, Traffic, Weight
 from gas.scalable.model import ScalableGNN
-from gas.scalable.ranks import ModelRanks, Traffic, Weight
 
 
 class Distributed(DistributedDataParallel):

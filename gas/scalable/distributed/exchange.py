@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gas.distributed.group import Group, RankError
+from gas.scalable.distributed.group import Group, RankError
 
 if TYPE_CHECKING:
     from gas.graph import Shard

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gas.distributed import HEADER_BYTES, RANGE_BYTES, Exchange, Group
 from gas.graph import SHARD, Shard
 from gas.history import Codec, History
 from gas.loader import GRAPH_SIZE, RNG_FINGERPRINT, SubData
 from gas.scalable.base import HistoryModel
+from gas.scalable.distributed import HEADER_BYTES, RANGE_BYTES, Exchange, Group
 
 Weight = str | Callable[[SubData], float] | None
 LABELLED = "train_mask"  # The default weight.
@@ -124,7 +124,7 @@ class ModelRanks:
     def begin(
         self, n_id: Tensor, offset: Tensor | None, count: Tensor | None, batch: SubData | None
     ) -> None:
-        """Begin a step, before histories are used; see :meth:`gas.distributed.Exchange.begin`."""
+        """Begin a step, before histories are used; see :meth:`Exchange.begin`."""
         assert self.exchange is not None
         if offset is None or count is None:
             raise ValueError(
@@ -160,7 +160,7 @@ class ModelRanks:
         return weight
 
     def end(self, histories: Sequence[History]) -> None:
-        """End a step, after a batch's pushes; see :meth:`gas.distributed.Exchange.end`."""
+        """End a step, after a batch's pushes; see :meth:`Exchange.end`."""
         assert self.exchange is not None
         self.exchange.end(histories)
 

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from gas.io import files, lock, parse_json, replace_file, sync_folder, write_json
+from gas.native import files, lock, parse_json, replace_file, sync_folder, write_json
 
 
 def test_write_json_is_whole_or_nothing(tmp_path):

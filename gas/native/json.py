@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gas.io.files import refuse, replace_file
+from gas.native.files import refuse, replace_file
 
 NUMBERS = re.compile(r"\[\n[\d,\s]+\]")  # Lists of integers, which are written in one line.
 
@@ -60,7 +60,7 @@ def write_json(
         path: The file.
         content: The content.
         indent: The spaces of each level. (default: ``2``)
-        temporary: See :func:`gas.io.replace_file`.
+        temporary: See :func:`replace_file`.
     """
     text = json.dumps(content, indent=indent, allow_nan=False)
     text = NUMBERS.sub(lambda found: " ".join(found[0].split()), text)

@@ -10,8 +10,7 @@ import pytest
 from numpy.lib import format as npy
 
 import gas
-from gas.io import Array
-from gas.io.npy import PREFIX, check_inside, map_array, write_array
+from gas.graph.folder.npy import PREFIX, Array, check_inside, map_array, write_array
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -35,7 +34,7 @@ def test_mappings_reserve_no_swap_where_the_flag_is_known(monkeypatch, machine, 
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.delattr(mmap, "MAP_NORESERVE", raising=False)  # Python 3.13 has it.
-    module = runpy.run_path(gas.io.npy.__file__)
+    module = runpy.run_path(gas.graph.folder.npy.__file__)
     assert module["PRIVATE"] == {"flags": mmap.MAP_PRIVATE | flag}
 
 

@@ -18,7 +18,7 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from gas.io.files import flush_to_disk, refuse
+from gas.native import flush_to_disk, refuse
 
 COMMON = ("x86_64", "aarch64", "riscv64", "s390x")  # With the same value of MAP_NORESERVE.
 LONGEST_HEADER = 65536  # Bytes; headers that gas writes have 128.
