@@ -35,8 +35,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 import gas
-from gas.training import FullBatch, Run, run_epochs
-from gas.training.average import AveragedWeights
+from gas.training import AveragedWeights, FullBatch, Run, run_epochs, steps_per_epoch
 
 MODELS = {"GCN": GCN, "SAGE": GraphSAGE, "GAT": GAT}
 NORMS = {"none": None, "batch": "batch_norm"}
@@ -152,7 +151,7 @@ def train_as_pyg(
     kept = ("x", "y", "edge_index", "train_mask")
     batches = make_loader(Data(**{key: parts[key] for key in kept}), parts.parts)
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
-    average = AveragedWeights.over_epoch(model, optimizer, batches)
+    average = AveragedWeights(model, optimizer, steps_per_epoch(batches))
     get_edges = faster_edges(net, next(iter(batches)))
 
     def epoch() -> float:

@@ -114,8 +114,8 @@ class Augmentation(Resumable, BaseTransform):
     def _read(self, edge_mask: Tensor | None, node_mask: Tensor | None) -> GraphState:
         """Check masks that the user gives."""
         view = self._keep_all()
-        if edge_mask is not None:
-            view = GraphState(self.units, self.units.gather(edge_mask), view.node_mask)
+        edges = view.edges if edge_mask is None else self.units.gather(edge_mask)
+        nodes = view.node_mask
         if node_mask is not None:
             size, device = self.units.num_nodes, self.units.device
             check_mask("node_mask", node_mask, size, "nodes", device)
@@ -124,8 +124,8 @@ class Augmentation(Resumable, BaseTransform):
                     f"'node_mask' drops all {size} nodes, a state of probability zero: keep at "
                     "least one"
                 )
-            view = GraphState(self.units, view.edges, node_mask.clone())
-        return view
+            nodes = node_mask.clone()
+        return GraphState(self.units, edges, nodes)
 
     def _move(self, view: GraphState) -> None:
         """Set the current state."""
@@ -212,11 +212,11 @@ class Augmentation(Resumable, BaseTransform):
 
     def _check(self, data: Data) -> None:
         self.check(data)
-        x = data.x
-        if x.device != self.units.device:
+        found, wanted = data.x.device, self.units.device
+        if found != wanted:
             raise ValueError(
-                f"'x' is on {x.device}, but the augmentation was built on {self.units.device}: "
-                "move the graph first, then build it"
+                f"'x' is on {found}, but the augmentation was built on {wanted}: move the graph "
+                "first, then build it"
             )
 
     # Checkpoints --------------------------------------------------------------------------------

@@ -50,11 +50,7 @@ class Resumable(ABC):
         self._load({key: value.to(mine[key].device) for key, value in state.items()})
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Refuse the state of another graph or class.
-
-        Raises:
-            ValueError: Saying what differs.
-        """
+        """Refuse the state of another graph or class."""
         mine = self.state_dict()
         if state.keys() != mine.keys():
             raise ValueError(

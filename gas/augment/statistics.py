@@ -36,10 +36,6 @@ class VisitedStates:
 
     A fingerprint has 64 bits: the scalar product of random numbers and the bytes of the packed
     masks. Two states have the same fingerprint with a probability below 2^-56.
-
-    Args:
-        size: The number of entries of both masks together.
-        device: Where the masks are.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -81,11 +77,7 @@ class VisitedStates:
 
 
 class Tally:
-    """Counter of transitions that doesn't synchronise with a GPU before it is read.
-
-    Args:
-        units: What the chain may drop.
-    """
+    """Counter of transitions that doesn't synchronise with a GPU before it is read."""
 
     def __init__(self, units: Units) -> None:
         self.steps = 0

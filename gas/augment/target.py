@@ -1,8 +1,4 @@
-"""The distribution that MH-Aug samples from.
-
-Source: Park et al., *Metropolis-Hastings Data Augmentation for Graph Neural Networks*, NeurIPS
-2021. Vectors of two have a number for edges and one for nodes.
-"""
+"""The distribution that MH-Aug samples from; vectors of two are for edges and for nodes."""
 
 from __future__ import annotations
 

@@ -73,12 +73,7 @@ class Units:
         return mask.scatter_(0, self._ids, kept if self._unit is None else kept[self._unit])
 
     def gather(self, edge_mask: Tensor) -> Tensor:
-        """Return the mask of units from that of edges.
-
-        Raises:
-            ValueError: If the mask is that of another graph, drops a self-loop, or one edge of a
-                pair.
-        """
+        """Return the mask of units from that of edges."""
         check_mask("edge_mask", edge_mask, self.num_edges, "edges", self.device)
         kept = edge_mask[self._ids]
         if self._unit is not None:
@@ -91,11 +86,7 @@ class Units:
         return kept
 
     def check(self, data: Data) -> None:
-        """Refuse another graph than the one that the units were read from.
-
-        Raises:
-            ValueError: If the edges differ, or were changed since.
-        """
+        """Refuse another graph than the one that the units were read from."""
         if version(self._edge_index) != self._version:
             raise ValueError(
                 "'edge_index' was changed in place after the augmentation was built on it: build a "

@@ -1,12 +1,8 @@
-"""The files of checkpoints, which are written atomically and durably.
+"""The files of checkpoints, which are written atomically and durably; see :func:`gas.save`.
 
-A folder has ``checkpoint_000001``, ``checkpoint_000002`` and so on. A checkpoint is written under a
-name that begins with a dot, and renamed when all its files, the manifest last, are on the disk.
-When an old one is removed, its manifest is removed first: a folder without a manifest is no
-checkpoint. Files of other programs are never deleted.
-
-In distributed training every rank has a series, ``ranks_2/0/checkpoint_000001`` and so on, and
-``newest.json`` names the newest one that all ranks have completed.
+A checkpoint is written under a name that begins with a dot, and renamed when all its files, the
+manifest last, are on the disk. When an old one is removed, its manifest is removed first: a folder
+without a manifest is no checkpoint. Files of other programs are never deleted.
 """
 
 from __future__ import annotations
@@ -184,11 +180,7 @@ def rank_folder(folder: Path, world_size: int, rank: int) -> Path:
 
 
 def read_newest(folder: Path) -> NewestCheckpoint | None:
-    """Return the newest checkpoint that all ranks have completed, if there is one.
-
-    Raises:
-        CheckpointError: If ``newest.json`` can't be read, or is of another program.
-    """
+    """Return the newest checkpoint that all ranks have completed, if there is one."""
     file = folder / NEWEST
 
     def error(what: str) -> CheckpointError:
@@ -222,9 +214,6 @@ def find_source(folder: Path) -> Source | None:
     """Find the newest checkpoint of a folder; the folder may be a checkpoint itself.
 
     The checkpoint of a rank stands for those of all ranks.
-
-    Raises:
-        CheckpointError: If ``newest.json`` can't be read.
     """
     if (folder / MANIFEST).exists():
         ranks = OF_RANKS.fullmatch(folder.parents[1].name) if len(folder.parents) > 2 else None
@@ -244,11 +233,7 @@ def number_of(path: Path) -> int:
 
 
 def write_newest(folder: Path, newest: NewestCheckpoint) -> None:
-    """Write ``newest.json`` for the checkpoint that all ranks have completed.
-
-    Raises:
-        OSError: If the disk is full, or the folder isn't writable.
-    """
+    """Write ``newest.json`` for the checkpoint that all ranks have completed."""
     about = {"format": FORMAT_OF_RANKS, "version": VERSION, **newest._asdict()}
     write_json(folder / NEWEST, about, indent=None, temporary=f".{NEWEST}.writing")
 
@@ -292,11 +277,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Read the manifest of a checkpoint, without its files.
-
-    Raises:
-        CheckpointError: If it is damaged, or of another program or a newer version.
-    """
+    """Read the manifest of a checkpoint, without its files."""
     file = path / MANIFEST
 
     def error(what: str) -> CheckpointError:
@@ -320,11 +301,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def check_files(path: Path, manifest: dict[str, Any]) -> None:
-    """Check the files of a checkpoint against the checksums of the manifest.
-
-    Raises:
-        CheckpointError: Naming the first file that is missing or differs.
-    """
+    """Check the files of a checkpoint against the checksums of the manifest."""
     files = manifest.get("files")
     if not isinstance(files, dict):
         raise CheckpointError(f"{path / MANIFEST} names no files: it is no checkpoint of gas")

@@ -254,7 +254,13 @@ def _plan(
     then = [n for found in sources if isinstance(n := found.about.get("sum"), int)]
     sum_then = sum(then) % (1 << 63) if len(then) == len(sources) else None
     mine = None if into.graph is None else into.graph.sum
-    return _Plan(restore, None, _explain_redistribution(len(sources), into.size), mine, sum_then)
+    same_size = len(sources) == into.size
+    how = "of a graph that was cut otherwise" if same_size else f"by {len(sources)} processes"
+    text = (
+        f"the checkpoint was written {how}: histories go on by the nodes' ids; the loader begins "
+        "an epoch, and random numbers go on as they are"
+    )
+    return _Plan(restore, None, text, mine, sum_then)
 
 
 def _other_graph_error(source: Source) -> ValueError:
@@ -264,21 +270,8 @@ def _other_graph_error(source: Source) -> ValueError:
     )
 
 
-def _explain_redistribution(before: int, now: int) -> str:
-    """Return the text of the warning for another number of ranks or partition."""
-    how = f"by {before} processes" if before != now else "of a graph that was cut otherwise"
-    return (
-        f"the checkpoint was written {how}: histories go on by the nodes' ids; the loader begins "
-        "an epoch, and random numbers go on as they are"
-    )
-
-
 def _read(source: Source, rank: int) -> SavedRank:
-    """Read the checkpoint of a rank.
-
-    Raises:
-        CheckpointError: If it is damaged or missing, naming the rank.
-    """
+    """Read the checkpoint of a rank."""
     path = source.path(rank)
     try:
         files = CheckpointReader(path)
@@ -315,11 +308,7 @@ def _advice(source: Source, path: Path) -> str:
 
 
 def _restore_exchange(exchange: Exchange, state: Any, histories: Sequence[History]) -> None:
-    """Restore the message that was in transit.
-
-    Raises:
-        CheckpointError: If the state isn't one that was saved.
-    """
+    """Restore the message that was in transit."""
     try:
         exchange.restore(state, histories)
     except ValueError as error:

@@ -40,11 +40,7 @@ LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
 
 
 class CheckpointReader:
-    """Open one checkpoint and check its files against the manifest.
-
-    Raises:
-        CheckpointError: If it is damaged.
-    """
+    """Open one checkpoint and check its files against the manifest."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,38 +95,28 @@ class CheckpointReader:
             ) from error
         if random_state:
             self._check_random()
-        given = (model, optimizer, loader, objects)
-        return lambda: self._load(*given, weights, restores if histories else None, random_state)
-
-    def _load(
-        self,
-        model: Module | None,
-        optimizer: Any,
-        loader: Any,
-        objects: dict[str, Any],
-        weights: Mapping[str, Tensor],
-        restores: Restores | None,
-        random_state: bool,
-    ) -> dict[str, Any]:
-        """Restore everything that was checked."""
         saved = self.values["objects"]
         given = {**objects, **({} if optimizer is None else {"optimizer": optimizer})}
         if loader is not None:
             given["loader"] = loader
-        _restore_all(given, {**saved, **{k: self.values[k] for k in ("optimizer", "loader")}})
-        if model is not None:
-            plain = model._checkpoint_module if isinstance(model, stored.MODELS) else model
-            plain.load_state_dict(dict(weights))
-        if restores is not None and isinstance(model, stored.MODELS):
-            views = {name.split("_")[1] for name in restores if name.startswith("view_")}
-            if isinstance(model, ScalableGNN):
-                set_banks(model, len(views))
-            for name, history in stored.name_histories(model).items():
-                restores[name](history)
-        if random_state:
-            restore_rng_states(self.values["random"])
-        others = {name: value for name, value in saved.items() if name not in objects}
-        return {**self.values["state"], **others}
+
+        def load() -> dict[str, Any]:
+            _restore_all(given, {**saved, **{k: self.values[k] for k in ("optimizer", "loader")}})
+            if model is not None:
+                plain = model._checkpoint_module if isinstance(model, stored.MODELS) else model
+                plain.load_state_dict(dict(weights))
+            if histories and isinstance(model, stored.MODELS):
+                views = {name.split("_")[1] for name in restores if name.startswith("view_")}
+                if isinstance(model, ScalableGNN):
+                    set_banks(model, len(views))
+                for name, history in stored.name_histories(model).items():
+                    restores[name](history)
+            if random_state:
+                restore_rng_states(self.values["random"])
+            others = {name: value for name, value in saved.items() if name not in objects}
+            return {**self.values["state"], **others}
+
+        return load
 
     def _check(
         self,
@@ -219,11 +205,7 @@ class CheckpointReader:
 
 
 def _check_optimizer(optimizer: Any, state: Any) -> None:
-    """Refuse the state of another optimizer.
-
-    Raises:
-        ValueError: Naming what differs.
-    """
+    """Refuse the state of another optimizer."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         return
     groups = state.get("param_groups") if isinstance(state, dict) else None

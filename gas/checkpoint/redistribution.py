@@ -108,16 +108,7 @@ class SavedRank(NamedTuple):
 
 
 class Redistribution:
-    """Move each saved history row to the rank that owns its node now.
-
-    Args:
-        sources: The checkpoint of each rank.
-        into: The model and graph of this rank.
-
-    Raises:
-        CheckpointError: If a checkpoint is damaged.
-        ValueError: If it is of another graph or model.
-    """
+    """Move each saved history row to the rank that owns its node now."""
 
     def __init__(self, sources: Sequence[SavedRank], into: LoadTarget) -> None:
         perms = [self._perm_of(found, len(sources)) for found in sources]
@@ -152,7 +143,12 @@ class Redistribution:
             ]
             for number, history in enumerate(cast(ScalableGNN, into.model).histories)
         ]
-        self._refuse_unread_histories(sources)
+        left = len(sources[0].files.manifest["histories"]) - len(self._readings)
+        if left:
+            raise ValueError(
+                f"{sources[0].files.path} has {left} histories that 'model' lacks, those of views "
+                "included: make the model as it was, or pass histories=False, which loads the rest"
+            )
         self._rows = [row[each] for each in perms]  # The new row of each saved own row.
 
     @staticmethod
@@ -187,14 +183,6 @@ class Redistribution:
         if not is_count(num_rows) or cast(int, num_rows) < num_own:
             raise CheckpointError(f"{found.files.path} has too few rows of {name!r}: it is damaged")
         return found.files.read_history(name, history, num_rows)
-
-    def _refuse_unread_histories(self, sources: Sequence[SavedRank]) -> None:
-        left = len(sources[0].files.manifest["histories"]) - len(self._readings)
-        if left:
-            raise ValueError(
-                f"{sources[0].files.path} has {left} histories that 'model' lacks, those of views "
-                "included: make the model as it was, or pass histories=False, which loads the rest"
-            )
 
     def restore(self, model: ScalableGNN) -> None:
         """Restore the histories of a model, with their ages."""

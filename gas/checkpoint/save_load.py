@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, cast, overload
@@ -136,16 +135,15 @@ def save(
         return write()
     future: Future[Path] = Future()
     _under_way[folder] = future
-    threading.Thread(target=_settle, args=(future, write), name="gas-checkpoint").start()
+
+    def settle() -> None:
+        try:
+            future.set_result(write())
+        except BaseException as error:  # future.result() raises it.
+            future.set_exception(error)
+
+    threading.Thread(target=settle, name="gas-checkpoint").start()
     return future
-
-
-def _settle(future: Future[Path], write: Callable[[], Path]) -> None:
-    """Call a function, and set the result or the error of a future."""
-    try:
-        future.set_result(write())
-    except BaseException as error:  # future.result() raises it.
-        future.set_exception(error)
 
 
 def finish(folder: str | Path) -> None:
@@ -153,14 +151,6 @@ def finish(folder: str | Path) -> None:
     future = _under_way.pop(Path(folder).absolute(), None)
     if future is not None:
         future.result()
-
-
-def finish_quietly(folder: Path) -> None:
-    """Wait for a background save into the folder, without raising its error."""
-    future = _under_way.get(folder)
-    if future is not None:
-        with contextlib.suppress(Exception):
-            future.result()
 
 
 def load(
@@ -216,7 +206,9 @@ def load(
         RankError: A ``RuntimeError``: if a rank has gone, or doesn't come in time.
     """
     folder = Path(folder).absolute()
-    finish_quietly(folder)
+    if folder in _under_way:
+        with contextlib.suppress(Exception):  # Its future raises the error.
+            _under_way[folder].result()
     model = None if model is None else unwrap_model(model)
     is_rank = isinstance(model, ScalableGNN) and model.ranks is not None
     source = None if is_rank else find_source(folder)

@@ -71,11 +71,7 @@ class Checksum(NamedTuple):
 def write_tensors(
     stream: BinaryIO, tensors: Mapping[str, Tensor | Blocks], metadata: Mapping[str, str]
 ) -> Checksum:
-    """Write tensors, in their order.
-
-    Raises:
-        ValueError: If the format lacks the type of a tensor.
-    """
+    """Write tensors, in their order."""
     parts = {k: Blocks.of(t) if isinstance(t, Tensor) else t for k, t in tensors.items()}
     header: dict[str, Any] = {METADATA: dict(metadata)}
     end = 0
@@ -99,16 +95,11 @@ def write_tensors(
         crc = zlib.crc32(piece, crc)
     for part in parts.values():
         for block in part.blocks:
-            view = as_bytes(block)
+            flat = block.detach().cpu().contiguous().view(-1)
+            view = flat.view(torch.uint8).numpy().data
             stream.write(view)
             crc = zlib.crc32(view, crc)
     return Checksum(8 + len(text) + end, crc)
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor, without a copy if it is contiguous in host memory."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data
 
 
 def checksum(path: Path) -> Checksum:
@@ -130,14 +121,7 @@ class _Place(NamedTuple):
 
 
 class TensorFile:
-    """The tensors of a file, which are read on demand.
-
-    Args:
-        path: The file.
-
-    Raises:
-        CheckpointError: If the file is invalid.
-    """
+    """The tensors of a file, which are read on demand."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -66,11 +66,7 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -
 
 
 def from_json(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Convert a value back; see :func:`to_json`.
-
-    Raises:
-        CheckpointError: If it is invalid.
-    """
+    """Convert a value back; see :func:`to_json`."""
     if isinstance(value, list):
         return [from_json(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -19,11 +19,7 @@ MODEL, STATE = "model.safetensors", "state.safetensors"
 
 
 class CheckpointWriter:
-    """Collect everything but the histories, as one consistent state, and write it.
-
-    Raises:
-        ValueError: If a checkpoint can't hold it.
-    """
+    """Collect everything but the histories, as one consistent state, and write it."""
 
     def __init__(
         self, folder: Path, model: Module, optimizer: Any, loader: Any, state: Mapping[str, Any]

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from torch_geometric.utils import degree
-
 import gas
 from gas.cli import command, html
 from gas.cli.choices import MODELS
 from gas.cli.doctor import examine, print_findings
+from gas.cli.graphs import model_arguments
 from gas.cli.parser import MISSING, MODEL_NAMES
+from gas.cli.results import write_table
 from gas.cli.runs import load_run
 from gas.cli.settings import Choice, Settings
 from gas.datasets import import_graph
@@ -128,13 +128,9 @@ def plan(
         root: The folder of PyG's data sets.
     """
     data, in_channels, out_channels = gas.get_data(root, graph)
-    settings = Settings.default(model).replace(
-        num_layers=num_layers, hidden_channels=hidden_channels
-    )
-    architecture = dict(settings.architecture)
-    if "aggregators" in architecture:
-        architecture["deg"] = degree(data.edge_index[1], data.num_nodes)
-    made = MODELS[model](data.num_nodes, in_channels, out_channels=out_channels, **architecture)
+    shape = {"num_layers": num_layers, "hidden_channels": hidden_channels}
+    arguments = model_arguments(Settings.default(model).replace(**shape).architecture, data)
+    made = MODELS[model](data.num_nodes, in_channels, out_channels=out_channels, **arguments)
     print(gas.plan(data, made, memory))
 
 
@@ -159,12 +155,11 @@ def predict(
     if out is None:
         _write_csv(columns, sys.stdout)
         return
-    with replace_file(out) as file:
-        if out.suffix == ".csv":
-            with open(file, "w", newline="") as stream:
-                _write_csv(columns, stream)
-        else:
-            _write_parquet(columns, file)
+    if out.suffix == ".parquet":
+        write_table(out, columns)
+    else:
+        with replace_file(out) as file, file.open("w", newline="") as stream:
+            _write_csv(columns, stream)
     print(f"Wrote {len(columns['node'])} rows into {out}", file=sys.stderr)
 
 
@@ -218,10 +213,3 @@ def _write_csv(columns: dict[str, Any], stream: IO[str]) -> None:
     writer = csv.writer(stream)
     writer.writerow(columns)
     writer.writerows(zip(*columns.values(), strict=True))
-
-
-def _write_parquet(columns: dict[str, Any], path: Path) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.table(columns), path)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import platform
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 import gas
-from gas.native import C, cache_dir, free_memory, human, openmp_runtimes
+from gas.native import C, cache_dir, free_disk, free_memory, human, num_cores, openmp_runtimes
 
 # Extras by package, and what needs them.
 EXTRAS = {
@@ -54,8 +52,7 @@ def examine() -> Iterator[Finding]:
     yield _threads()
     yield Finding("free memory", human(free_memory()))
     for what, folder in (("here", Path.cwd()), ("of the cache", cache_dir())):
-        there = next(each for each in (folder, *folder.parents) if each.exists())
-        free = shutil.disk_usage(there).free
+        free = free_disk(folder)
         cure = "free some room: partitions and graphs are written there" if free < 2**30 else ""
         yield Finding(f"free disk {what}", f"{human(free)}, {folder}", cure)
     for name, use in EXTRAS.items():
@@ -94,10 +91,7 @@ def _cuda() -> Finding:
 
 def _threads() -> Finding:
     """Compare PyTorch's threads with the cores that the process may use."""
-    threads = torch.get_num_threads()
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    threads, cores = torch.get_num_threads(), num_cores()
     cure = f"unset OMP_NUM_THREADS, or set it to {cores}" if threads > cores else ""
     return Finding("threads", f"{threads} on {cores} cores", cure)
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import gas
-from gas.cli.about import describe_run
 from gas.cli.account import measure_memory
-from gas.cli.checkpoints import Checkpoints
+from gas.cli.checkpoints import Checkpoints, describe_run
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.cli.setup import Setup
 from gas.native import PeakMemory
@@ -25,8 +24,10 @@ from gas.training import (
     Progress,
     Run,
     plan_micro_batches,
+    raise_rate,
     release_freed_memory,
     run_epochs,
+    steps_per_epoch,
     train_epoch,
 )
 
@@ -153,8 +154,8 @@ class Experiment(Setup):
             self._refresh(model)  # The first epoch then reads embeddings instead of zeros.
         augmentation = self._make_augmentation()
         batches, micro_batches = self._make_batches(model, augmentation)
-        steps = micro_batches, settings.max_steps if settings.average_weights else 1
-        average = AveragedWeights.over_epoch(model, optimizer, batches, *steps)
+        steps = steps_per_epoch(batches, micro_batches, settings.max_steps)
+        average = AveragedWeights(model, optimizer, steps if settings.average_weights else 1)
         if checkpoints is not None:
             checkpoints.start(model, optimizer, batches, run, progress, about, graph.perm, average)
 
@@ -173,18 +174,18 @@ class Experiment(Setup):
 
         def evaluate(model: gas.ScalableGNN) -> Tensor:
             out = self._evaluate(model, evaluator)
-            for one in (model, evaluator):
-                free_buffers(one)  # Training pulls batches of other sizes.
             if isinstance(augmentation, gas.MHAug):
                 augmentation.update_entropy(out)
             return out
 
+        warm_up = 0 if self.full_batch else settings.warm_up
         try:
-            run_epochs(
-                model, self.data, epoch, evaluate, settings.epochs, split, finish_epoch,
-                self.metric, self.patience, self.training.get("leave_cores", True), keep, run,
-                progress, average, evaluate_every=self.evaluate_every,
-            )  # fmt: skip
+            with raise_rate(optimizer, warm_up, settings.epochs, progress, steps):
+                run_epochs(
+                    model, self.data, epoch, evaluate, settings.epochs, split, finish_epoch,
+                    self.metric, self.patience, self.training.get("leave_cores", True), keep, run,
+                    progress, average, evaluate_every=self.evaluate_every,
+                )  # fmt: skip
             if checkpoints is not None:
                 checkpoints.end()
         finally:
@@ -300,6 +301,8 @@ class Experiment(Setup):
             out = evaluator(loader=self.eval_graph.inference)
         if refreshes and not fills:
             self._refresh(model)
+        for one in (model, evaluator):
+            free_buffers(one)  # Training pulls batches of other sizes.
         return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,7 +44,7 @@ class Graph(NamedTuple):
     loader: SubgraphLoader | None  # Mini-batches, unless it is trained in full batch.
     inference: EvalSubgraphLoader | None  # Mini-batches for layer-wise inference.
     whole: FullBatch | None  # The graph as one batch.
-    degree: Tensor | None  # The number of edges into each node, if the model needs it.
+    arguments: dict[str, Any]  # Of the model; see :func:`model_arguments`.
     shown: str  # The graph as text, with its edges.
     partition: PartitionReport | None = None  # Of mini-batches.
 
@@ -65,32 +66,17 @@ def prepare_graph(
 ) -> Graph:
     """Partition a graph, and prepare it for training and evaluation.
 
-    Args:
-        data: The original graph.
-        modes: The modes of evaluation and refresh: ``"full"``, ``"layerwise"``.
-        cls: The class of the model.
-        settings: The settings, complete.
-        full_batch: See :class:`gas.cli.Experiment`.
-        layout: See :class:`gas.cli.Experiment`.
-        partition: See :class:`gas.cli.Experiment`.
-        keep_edges: See :class:`gas.cli.Experiment`.
-        keep_raw: Keep the graph before its transform, and its edges.
-        device: See :class:`gas.cli.Experiment`.
-        log: See :class:`gas.cli.Experiment`.
-        folder: See :class:`gas.cli.Experiment`.
+    ``modes`` are those of evaluation and refresh, ``"full"`` and ``"layerwise"``; ``keep_raw``
+    keeps the graph before its transform, and its edges. For others see :class:`Experiment`.
     """
     num_parts, batch_size = settings.num_parts or 1, settings.batch_size or 1
     perm = ptr = None
+    options: dict[str, Any]
     if "adj_t" in data:
         data, perm, ptr = _open_parts(data, num_parts, partition, folder, log)
     elif not full_batch:
-        perm, ptr = metis(
-            data.edge_index,
-            num_parts,
-            num_nodes=data.num_nodes,
-            method=partition,
-            log=log,
-        )
+        options = {"num_nodes": data.num_nodes, "method": partition, "log": log}
+        perm, ptr = metis(data.edge_index, num_parts, **options)
         data = permute(data, perm, log=log)
     raw = data
     if cls.transform is not None:  # It needs the whole graph.
@@ -100,7 +86,7 @@ def prepare_graph(
         if log:
             parts = partition_report(data, ptr)
             print(parts)
-        options: dict[str, Any] = {"layout": layout, "log": False, "check": False}
+        options = {"layout": layout, "log": False, "check": False}
         options["edge_weight"] = cls.needs_weights
         loader = SubgraphLoader(data, ptr, batch_size, shuffle=True, **options)
         if "layerwise" in modes:
@@ -109,28 +95,25 @@ def prepare_graph(
             inference = EvalSubgraphLoader(data, ptr, batch_size, **options)
     full = full_batch or "full" in modes
     whole = FullBatch(data, device, layout, cls.needs_weights, check=False) if full else None
-    deg = None
-    if "aggregators" in settings.architecture:
-        deg = count_neighbors(data)
-    shown = repr(data)
-    if keep_edges or keep_raw:
-        raw_if_used = raw if keep_raw else None
-        return Graph(perm, raw_if_used, data, loader, inference, whole, deg, shown, parts)
-    if loader is not None:
-        loader.forget_edges()
-        if inference is not None:
-            inference.forget_edges()
-        data = loader.data
-    else:
-        data = remove_edges(data)
-    return Graph(perm, None, data, loader, inference, whole, deg, shown, parts)
+    arguments, shown = model_arguments(settings.architecture, data), repr(data)
+    if not (keep_edges or keep_raw):
+        for each in (loader, inference):
+            if each is not None:
+                each.forget_edges()
+        data = remove_edges(data) if loader is None else loader.data
+    raw_if_used = raw if keep_raw else None
+    return Graph(perm, raw_if_used, data, loader, inference, whole, arguments, shown, parts)
 
 
-def count_neighbors(data: Data) -> Tensor:
-    """Return the number of edges into each node, as real numbers."""
+def model_arguments(architecture: Mapping[str, Any], data: Data) -> dict[str, Any]:
+    """Return the arguments of a model, with ``deg``, the degrees of nodes, if it is a PNA."""
+    if "aggregators" not in architecture:
+        return dict(architecture)
     if "adj_t" in data:
-        return data.adj_t.crow_indices().diff().float()
-    return degree(data.edge_index[1], data.num_nodes)
+        deg = data.adj_t.crow_indices().diff().float()
+    else:
+        deg = degree(data.edge_index[1], data.num_nodes)
+    return {**architecture, "deg": deg}
 
 
 def _open_parts(

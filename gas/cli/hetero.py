@@ -20,7 +20,7 @@ from gas.cli.choices import check_labels
 from gas.cli.parser import Options
 from gas.cli.report import metrics
 from gas.datasets import num_outputs
-from gas.native import replace_file, write_json
+from gas.native import write_json
 from gas.training import (
     SPLITS,
     Predictions,
@@ -91,14 +91,7 @@ class HeteroSAGE(torch.nn.Module):
 
 
 class HeteroExperiment:
-    """Train :class:`HeteroSAGE` on the tables of the command line.
-
-    Args:
-        args: The command line.
-
-    Raises:
-        ValueError: If the data set isn't a path, or no single node type has labels.
-    """
+    """Train :class:`HeteroSAGE` on the tables of the command line."""
 
     def __init__(self, args: Options) -> None:
         path = Path(args.dataset)
@@ -202,32 +195,18 @@ class HeteroExperiment:
 
     def _write_best(self, run: Run) -> None:
         """Write the weights of the best epoch, and its predictions for every node."""
-        best, absent = run.best, results.find_missing_packages()
+        best, stored = run.best, dict(self.data[self.kind].items())
         assert best is not None
-        if results.MODEL not in absent:
-            from safetensors.torch import save_file
-
-            state = {key.removeprefix("net."): value for key, value in best.state.items()}
-            with replace_file(self.args.out / results.MODEL) as file:
-                save_file(state, file, {"model": "gas.cli.hetero.HeteroSAGE"})
-        if results.PREDICTIONS not in absent:
-            import pyarrow as pa
-            from pyarrow import parquet
-
-            stored = dict(self.data[self.kind].items())
-            if "classes" in self.data:
-                stored["classes"] = self.data.classes
-            predicted = Predictions(best.out, stored, lambda rows: rows)
-            with replace_file(self.args.out / results.PREDICTIONS) as file:
-                parquet.write_table(pa.table(prediction_columns(predicted, run.split)), file)
+        state = {key.removeprefix("net."): value for key, value in best.state.items()}
+        if "classes" in self.data:
+            stored["classes"] = self.data.classes
+        columns = prediction_columns(Predictions(best.out, stored, lambda rows: rows), run.split)
+        texts = {"model": "gas.cli.hetero.HeteroSAGE"}
+        results.write_best(self.args.out, state, texts, columns)
 
 
 def _find_target_type(data: HeteroData) -> str:
-    """Return the node type to predict.
-
-    Raises:
-        ValueError: If none, or several, have labels; or a type has no features.
-    """
+    """Return the node type to predict."""
     for name in data.node_types:
         if "x" not in data[name]:
             raise ValueError(
@@ -247,11 +226,7 @@ def _find_target_type(data: HeteroData) -> str:
 def _train_epoch(
     model: Any, loader: Any, optimizer: torch.optim.Optimizer, kind: str, epoch: int, split: int = 0
 ) -> float:
-    """Take a step for each mini-batch with training nodes, and return their mean loss.
-
-    Raises:
-        FloatingPointError: If a loss isn't finite.
-    """
+    """Take a step for each mini-batch with training nodes, and return their mean loss."""
     model.train()
     total, count = 0.0, 0
     for number, batch in enumerate(loader, 1):

@@ -228,13 +228,12 @@ def _draw_figures(found: Mapping[str, Any]) -> Any:
         for split, key in splits.items()
         for name, run in kept.items()
     }
-    if len({each.get("metric") for each in found.values()}) == 1:
-        yield _draw_curves(f"Score: {label}", "epoch", scores, len(kept) if len(kept) > 1 else 0)
     by_time = {
         name: _points(run["val_acc"], list(itertools.accumulate(run["seconds"])), scale)
         for name, run in kept.items()
     }
     if len({each.get("metric") for each in found.values()}) == 1:
+        yield _draw_curves(f"Score: {label}", "epoch", scores, len(kept) if len(kept) > 1 else 0)
         title = f"Validation {label}, by time of training"
         yield _draw_curves(title, "seconds of training", by_time)
     drift = {name: _points(run["drift"], scale=100.0) for name, run in kept.items() if run["drift"]}
@@ -263,12 +262,16 @@ def _points(
     return [place for place, _ in points], [value for _, value in points]
 
 
-def _draw_curves(title: str, along: str, curves: Mapping[str, Any], num_colors: int = 0) -> Figure:
-    """Draw curves; with ``num_colors``, later ones have the colors of the first, and dashes."""
+def _new_figure() -> tuple[Any, Any]:
     from matplotlib.figure import Figure as Canvas
 
     figure = Canvas(figsize=(6, 3.4), layout="constrained")
-    axis = figure.add_subplot()
+    return figure, figure.add_subplot()
+
+
+def _draw_curves(title: str, along: str, curves: Mapping[str, Any], num_colors: int = 0) -> Figure:
+    """Draw curves; with ``num_colors``, later ones have the colors of the first, and dashes."""
+    figure, axis = _new_figure()
     for number, (name, (places, values)) in enumerate(curves.items()):
         is_later = bool(num_colors) and number >= num_colors
         axis.plot(
@@ -285,10 +288,7 @@ def _draw_curves(title: str, along: str, curves: Mapping[str, Any], num_colors: 
 
 def _draw_staleness(title: str, ages: Sequence[Sequence[float]]) -> Figure:
     """Draw the mean age of each history's rows over the epochs."""
-    from matplotlib.figure import Figure as Canvas
-
-    figure = Canvas(figsize=(6, 3.4), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _new_figure()
     rows = list(map(list, zip(*ages, strict=True)))
     shown = axis.imshow(
         rows, aspect="auto", cmap="viridis", interpolation="nearest", vmin=0,
@@ -302,10 +302,7 @@ def _draw_staleness(title: str, ages: Sequence[Sequence[float]]) -> Figure:
 
 def _draw_partition(title: str, parts: Mapping[str, Any]) -> Figure:
     """Draw own and halo nodes of each part."""
-    from matplotlib.figure import Figure as Canvas
-
-    figure = Canvas(figsize=(6, 3.4), layout="constrained")
-    axis = figure.add_subplot()
+    figure, axis = _new_figure()
     order = sorted(range(len(parts["size"])), key=lambda part: parts["halo"][part])
     size, halo = ([parts[key][part] for part in order] for key in ("size", "halo"))
     axis.stackplot(range(len(order)), size, halo, labels=["own nodes", "halo nodes"], step="mid")

@@ -44,7 +44,7 @@ NEEDS = {
 NOT_FULL_BATCH = (
     "num_parts", "batch_size", "partition", "store", "dtype", "path", "pack", "io", "prefetch",
     "refresh", "memory", "memory_budget", "skip_unlabelled", "scale_loss", "verify",
-    "correct_drift", "average_weights",
+    "correct_drift", "average_weights", "warm_up",
 )  # fmt: skip
 # Arguments whose option has another name.
 OTHER_NAMES = {
@@ -142,11 +142,7 @@ def explain_refusal(args: Options) -> str | None:
 
 @contextlib.contextmanager
 def lock_output(args: Options) -> Iterator[None]:
-    """Lock ``--out`` against other runs in this context.
-
-    Raises:
-        ValueError: If another run uses it, or has ended there since the command line was read.
-    """
+    """Lock ``--out`` against other runs in this context."""
     with lock_folder(args.out):
         refused = explain_refusal(args)
         if refused is not None:

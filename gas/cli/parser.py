@@ -197,10 +197,6 @@ def parse(
 
     Returns:
         The options, and those without the command line.
-
-    Raises:
-        ImportError: If tyro is missing.
-        ValueError: If a file, or a setting, can't be used.
     """
     if importlib.util.find_spec("tyro") is None:
         raise ImportError(MISSING)
@@ -263,11 +259,7 @@ def _find_base(first: Options, files: str | Path | None) -> Options:
 
 
 def read_options(path: Path) -> Options:
-    """Read options from a YAML file, as if they were on a command line.
-
-    Raises:
-        ValueError: If an option is unknown, or can't be used, naming the file.
-    """
+    """Read options from a YAML file, as if they were on a command line."""
     values = read_yaml(path, (NAMES | {"published"}) - {"config"})
     architecture, _ = values.pop("architecture", None), values.pop("published", None)
     if not isinstance(architecture or {}, dict):

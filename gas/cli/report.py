@@ -162,11 +162,7 @@ def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accur
 
 
 def open_events(folder: Path) -> Any:
-    """Open a folder for TensorBoard's events, as a ``SummaryWriter``.
-
-    Raises:
-        ImportError: If tensorboard is missing.
-    """
+    """Open a folder for TensorBoard's events, as a ``SummaryWriter``."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:

@@ -17,8 +17,6 @@ from gas.native import human, replace_file, write_json
 from gas.training import Predictions, Run, prediction_columns
 
 if TYPE_CHECKING:
-    import pyarrow
-
     from gas.cli.experiment import Experiment
 
 MODEL, PREDICTIONS = "model.safetensors", "predictions.parquet"
@@ -31,11 +29,7 @@ def find_missing_packages() -> dict[str, str]:
 
 
 def check_disk_space(folder: Path, experiment: Experiment) -> None:
-    """Refuse a folder whose disk has no room for the results of a run.
-
-    Raises:
-        OSError: Naming the free and the needed bytes.
-    """
+    """Refuse a folder whose disk has no room for the results of a run."""
     with contextlib.closing(experiment.make_model(histories=False)) as model:
         state = sum(value.nbytes for value in model.state_dict().values())
     rows = experiment.data.num_nodes * (64 + 8 * experiment.out_channels)
@@ -99,25 +93,39 @@ def write_results(
     # It is written last: where it exists, all files are of the same run.
     (folder / "metrics.json").unlink(missing_ok=True)
     plot_curves(folder / "curve.png", runs, title, score_name(experiment.metric))
+    words: dict[str, Any] = {key: about[key] for key in ("model", "dataset") if key in about}
+    words |= experiment.settings.architecture
+    words["in_channels"] = experiment.data.x.size(1)
+    words["out_channels"] = experiment.out_channels
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in words.items()}
+    columns = predictions(experiment, best.out, runs[number].split)
+    written = write_best(folder, best.state, texts, columns)
+    write_json(folder / "metrics.json", found)
+    return [folder / "metrics.json", folder / "curve.png", *written]
+
+
+def write_best(
+    folder: Path, state: dict[str, Tensor], texts: dict[str, str], columns: dict[str, Any]
+) -> list[Path]:
+    """Write the best model and its predictions, as far as the packages are installed."""
     absent = find_missing_packages()
     if MODEL not in absent:
         from safetensors.torch import save_file
 
-        words: dict[str, Any] = {key: about[key] for key in ("model", "dataset") if key in about}
-        words |= experiment.settings.architecture
-        words["in_channels"] = experiment.data.x.size(1)
-        words["out_channels"] = experiment.out_channels
-        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in words.items()}
         with replace_file(folder / MODEL) as file:
-            save_file(best.state, file, texts)
+            save_file(state, file, texts)
     if PREDICTIONS not in absent:
-        from pyarrow import parquet
+        write_table(folder / PREDICTIONS, columns)
+    return [folder / name for name in PACKAGES if name not in absent]
 
-        with replace_file(folder / PREDICTIONS) as file:
-            parquet.write_table(predictions(experiment, best.out, runs[number].split), file)
-    write_json(folder / "metrics.json", found)
-    names = ["metrics.json", "curve.png", *(name for name in PACKAGES if name not in absent)]
-    return [folder / name for name in names]
+
+def write_table(path: Path, columns: dict[str, Any]) -> None:
+    """Write columns into a Parquet file."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with replace_file(path) as file:
+        parquet.write_table(pyarrow.table(columns), file)
 
 
 def _describe_partition(experiment: Experiment) -> dict[str, Any] | None:
@@ -136,16 +144,14 @@ def score_name(metric: str) -> str:
     return {**names, "r2": "R²"}.get(metric, metric)
 
 
-def predictions(experiment: Experiment, out: Tensor, split: int = 0) -> pyarrow.Table:
-    """Return the table of :func:`gas.predictions`, null where that has ``None``.
+def predictions(experiment: Experiment, out: Tensor, split: int = 0) -> dict[str, Any]:
+    """Return the columns of :func:`gas.predictions`.
 
     Args:
         experiment: The experiment.
         out: The outputs of its nodes, of shape ``[N, C]``, in the order of ``experiment.data``.
         split: The split of the masks to name. (default: ``0``)
     """
-    import pyarrow as pa
-
     in_order = experiment.to_original_order
     found = Predictions(in_order(out), experiment.data, in_order)
-    return pa.table(prediction_columns(found, split))
+    return prediction_columns(found, split)

@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.cli.choices import MODELS
-from gas.cli.graphs import PARTS, count_neighbors
+from gas.cli.graphs import PARTS, model_arguments
 from gas.cli.results import MODEL
 from gas.cli.settings import Settings
 from gas.datasets import find_feature_names, undo_clustering
@@ -187,11 +187,8 @@ class SavedRun:
             raise ValueError(
                 f"'graph' has {found} features, expected {widths['in_channels']}, as in training"
             )
-        architecture = dict(self.settings.architecture)
-        if "aggregators" in architecture:
-            architecture["deg"] = count_neighbors(data)
-        cls = MODELS[self.metrics["model"]]
-        model = cls(int(data.num_nodes or 0), **widths, **architecture)
+        arguments = model_arguments(self.settings.architecture, data)
+        model = MODELS[self.metrics["model"]](int(data.num_nodes or 0), **widths, **arguments)
         model.load_state_dict(state)
         return model.eval()
 
@@ -217,7 +214,9 @@ class SavedRun:
         data = self.open_graph(path) if mapped is None else mapped
         with contextlib.closing(self.make_model(data)) as model:
             if mapped is None:
-                graph = gas.cluster(data, self._num_parts(data), model=model, log=False)
+                usual = dataclasses.replace(self.settings, num_parts=None, batch_size=None)
+                num_parts = usual.for_size(int(data.num_nodes or 0)).num_parts or 1
+                graph = gas.cluster(data, num_parts, model=model, log=False)
             else:  # Its features stay on disk.
                 graph = data if model.transform is None else model.prepare(with_edge_index(data))
             columns = gas.predictions(model, graph, split=self.metrics["kept_split"], log=False)
@@ -231,11 +230,6 @@ class SavedRun:
         with contextlib.closing(self.make_model(data)) as model:
             num_parts = min(self.settings.num_parts or 1, int(data.num_nodes or 0))
             return gas.verify(model, gas.cluster(data, num_parts, model=model, log=False))
-
-    def _num_parts(self, data: Data) -> int:
-        """Return the usual number of parts for a graph of this size."""
-        settings = dataclasses.replace(self.settings, num_parts=None, batch_size=None)
-        return settings.for_size(int(data.num_nodes or 0)).num_parts or 1
 
 
 def load_run(folder: str | Path) -> SavedRun:
@@ -256,11 +250,7 @@ def load_run(folder: str | Path) -> SavedRun:
 
 
 def _order_features(data: Data, names: Sequence[str], found: Sequence[str]) -> Tensor:
-    """Return features in the order of the columns of the training.
-
-    Raises:
-        ValueError: If a column is missing.
-    """
+    """Return features in the order of the columns of the training."""
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(

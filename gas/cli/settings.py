@@ -76,12 +76,16 @@ class Settings:
     """Correct stale rows of the histories; see gas.train_epoch."""
     average_weights: bool = False
     """Evaluate and keep the average of the last epoch's weights; see gas.fit."""
+    warm_up: int | None = 0
+    """Raise the learning rate over so many epochs. (None: 5, at most a tenth of all)"""
 
     def __post_init__(self) -> None:
         for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs"):
             value = getattr(self, name)
             if value is not None:
                 check_integer(name, value, 1)
+        if self.warm_up is not None:
+            check_integer("warm_up", self.warm_up, 0)
         for name in ("lr", "reg_weight_decay", "nonreg_weight_decay", "grad_norm", "edge_dropout"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -97,7 +101,8 @@ class Settings:
     def default(cls, model: str) -> Settings:
         """Return the default settings of a model, by its name.
 
-        Gradients are clipped, stale rows corrected and weights averaged, as :func:`gas.fit` does.
+        Gradients are clipped, stale rows corrected, weights averaged and the learning rate raised
+        at first, as :func:`gas.fit` does.
 
         Raises:
             ValueError: If there is no such model.
@@ -105,8 +110,9 @@ class Settings:
         if model not in ARCHITECTURES:
             raise ValueError(f"'model' is {model!r}, expected one of {', '.join(ARCHITECTURES)}")
         return cls(
-            dict(ARCHITECTURES[model]), grad_norm=1.0, correct_drift=True, average_weights=True
-        )
+            dict(ARCHITECTURES[model]), grad_norm=1.0, correct_drift=True, average_weights=True,
+            warm_up=None,
+        )  # fmt: skip
 
     @classmethod
     def load(cls, path: str | Path) -> tuple[Settings, dict[str, Any]]:
@@ -152,12 +158,7 @@ class Settings:
 
 
 def read_yaml(path: str | Path, names: Collection[str]) -> dict[str, Any]:
-    """Read the entries of a YAML file, and refuse other names.
-
-    Raises:
-        ImportError: If PyYAML is missing.
-        ValueError: If the file isn't such a file, naming it.
-    """
+    """Read the entries of a YAML file, and refuse other names."""
     try:
         import yaml
     except ImportError as error:

@@ -23,7 +23,7 @@ from gas.cli.choices import (
     check_predictable,
     check_splits,
 )
-from gas.cli.graphs import Graph, count_neighbors, prepare_graph, training_subgraph
+from gas.cli.graphs import Graph, model_arguments, prepare_graph, training_subgraph
 from gas.cli.settings import Settings
 from gas.datasets import check_parts
 from gas.graph import check_data_features, with_csr_features
@@ -101,7 +101,7 @@ class Setup:
         self.plan: Plan | None = None
         with PeakMemory() as self.peak_before:  # Of planning and preparing, before training.
             if memory is not None:
-                self.plan = self._plan(data, memory, inductive, layout, partition, log)
+                self.plan = self._plan(data, memory, inductive, layout, partition)
                 chosen = {"num_parts": self.plan.num_parts, "batch_size": self.plan.batch_size}
                 self.settings, micro_batches = settings.replace(**chosen), self.plan.micro_batches
             check_integer("micro_batches", micro_batches, 1)
@@ -167,13 +167,7 @@ class Setup:
         return graph, graph
 
     def _plan(
-        self,
-        data: Data,
-        memory: int | str,
-        inductive: bool,
-        layout: str,
-        partition: str,
-        log: bool,
+        self, data: Data, memory: int | str, inductive: bool, layout: str, partition: str
     ) -> Plan:
         """Plan batches that fit memory, and adopt the precision and the store of histories."""
         check_predictable(
@@ -181,10 +175,8 @@ class Setup:
         )
         dtype, store = self.histories.get("dtype"), self.histories.get("store")
         with torch.random.fork_rng():
-            deg = None
-            if "aggregators" in self.settings.architecture:
-                deg = count_neighbors(data)
-            made = self._make_model(1, data.x.size(1), deg)
+            arguments = model_arguments(self.settings.architecture, data)
+            made = self._make_model(1, data.x.size(1), arguments)
         with contextlib.closing(made) as model:
             found = gas.plan(
                 data,
@@ -201,7 +193,7 @@ class Setup:
                 edge_weight=self.cls.needs_weights,
                 keep_graph=self.keep_edges,
                 method=partition,
-                log=log,
+                log=self.log,
             )
         if found.gives_back:
             limit_freed_memory()
@@ -226,23 +218,13 @@ class Setup:
         if options.get("store") is None:
             options["device"] = self.device
         num_nodes = data.num_nodes if histories else 1
-        return self._make_model(num_nodes, data.x.size(1), self.graph.degree, **options)
+        return self._make_model(num_nodes, data.x.size(1), {**self.graph.arguments, **options})
 
     def _make_model(
-        self, num_nodes: int, in_channels: int, deg: Tensor | None, **options: Any
+        self, num_nodes: int, in_channels: int, arguments: dict[str, Any]
     ) -> gas.models.LayeredGNN:
-        architecture = dict(self.settings.architecture)
-        if "aggregators" in architecture:
-            architecture["deg"] = deg
-        model = self.cls(
-            num_nodes,
-            in_channels,
-            out_channels=self.out_channels,
-            prefetch=int(self.prefetch),
-            **architecture,
-            **options,
-        )
-        return model.to(self.device)
+        own: dict[str, Any] = {"out_channels": self.out_channels, "prefetch": int(self.prefetch)}
+        return self.cls(num_nodes, in_channels, **own, **arguments).to(self.device)
 
     def verify(self) -> Verification:
         """Compare mini-batches and histories with the uncut graph; see :func:`gas.verify`.

@@ -42,11 +42,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def load_array(path: Path) -> np.ndarray:
-    """Read an ``.npy`` file, without ever unpickling code.
-
-    Raises:
-        ValueError: If it can't be read.
-    """
+    """Read an ``.npy`` file, without ever unpickling code."""
     try:
         with path.open("rb") as stream:
             _is_array(stream, path.stat().st_size)
@@ -57,11 +53,7 @@ def load_array(path: Path) -> np.ndarray:
 
 
 def map_array(path: Path) -> np.ndarray:
-    """Map an ``.npy`` file into memory, read-only; an empty array, which can't be mapped, is read.
-
-    Raises:
-        ValueError: If it can't be read.
-    """
+    """Map an ``.npy`` file into memory, read-only; read an empty array, which can't be mapped."""
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception:  # NumPy may raise any error.
@@ -69,11 +61,7 @@ def map_array(path: Path) -> np.ndarray:
 
 
 def map_features(path: Path) -> np.ndarray:
-    """Map an ``.npy`` file of features, of shape ``[N, F]``.
-
-    Raises:
-        ValueError: If it is something else.
-    """
+    """Map an ``.npy`` file of features, of shape ``[N, F]``."""
     array = map_array(path)
     if array.ndim != 2 or array.dtype.kind not in "biuf":
         raise ValueError(
@@ -106,11 +94,7 @@ def _is_array(stream: IO[bytes], size: int) -> bool:
 
 
 def load_sparse(path: Path) -> Tensor:
-    """Read a matrix of ``scipy.sparse.save_npz`` as ``torch.sparse_csr``, float32.
-
-    Raises:
-        ValueError: If it can't be read, or its format isn't csr, csc or coo.
-    """
+    """Read a matrix of ``scipy.sparse.save_npz`` as ``torch.sparse_csr``, float32."""
     try:
         found = load_arrays(path)
         kind, shape = found["format"].item().decode(), tuple(map(int, found["shape"]))
@@ -136,11 +120,7 @@ def load_sparse(path: Path) -> Tensor:
 
 
 def tensor_of(array: np.ndarray, key: str) -> Tensor:
-    """Convert an array of numbers to a tensor; unsigned types that PyTorch lacks become int64.
-
-    Raises:
-        ValueError: If the array holds something else.
-    """
+    """Convert an array of numbers to a tensor; unsigned types that PyTorch lacks become int64."""
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:  # PyTorch has no float128.
         raise ValueError(f"the array '{key}' has type {array.dtype}, expected numbers")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
@@ -154,9 +134,6 @@ def to_targets(y: Tensor) -> Tensor:
     """Convert ``y`` to one class or real target per node; labels ``[N, C]`` stay as they are.
 
     A target may be NaN, which :func:`check_targets` refuses.
-
-    Raises:
-        ValueError: If they are none of these.
     """
     y = y.squeeze(1) if y.dim() == 2 and y.size(1) == 1 else y
     if y.dim() == 2:
@@ -179,21 +156,13 @@ def not_finite_error() -> ValueError:
 
 
 def check_targets(y: Tensor) -> None:
-    """Refuse real targets that are NaN.
-
-    Raises:
-        ValueError: If one is.
-    """
+    """Refuse real targets that are NaN."""
     if y.dim() == 1 and y.is_floating_point() and bool(y.isnan().any()):
         raise not_finite_error()
 
 
 def check_classes(y: Tensor) -> None:
-    """Refuse a number of classes that can't be meant.
-
-    Raises:
-        ValueError: If most classes up to the largest don't occur.
-    """
+    """Refuse a number of classes that can't be meant."""
     if y.dim() > 1 or y.is_floating_point():
         return
     distinct = torch.unique(y[y >= 0])
@@ -211,11 +180,7 @@ def are_implausible_classes(distinct: np.ndarray) -> bool:
 
 
 def bool_mask(mask: Tensor, key: str) -> Tensor:
-    """Convert a mask of bools, or of the numbers 0 and 1, to bool.
-
-    Raises:
-        ValueError: If it holds other values than 0 and 1.
-    """
+    """Convert a mask of bools, or of the numbers 0 and 1, to bool."""
     if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
         raise ValueError(f"'{key}' holds other values than 0 and 1, expected one bool per node")
     return mask.bool()

@@ -38,9 +38,6 @@ def with_reverse(data: Data, kind: Tensor | None = None) -> Data:
         data: The graph, which is modified.
         kind: The type of each node, of shape ``[N]``: only edges within a type get reverses.
             (default: all edges)
-
-    Raises:
-        ValueError: If the edges are those of an ``adj_t``.
     """
     if "adj_t" in data:
         raise ValueError(

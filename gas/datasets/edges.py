@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ LONGEST_ID = 1024  # Bytes; all ids of a block have the size of its longest one.
 NO_ATTRIBUTES = ("id", "edge_id", "edgeid", "index")  # Names of columns of edge ids.
 
 
-class Values(NamedTuple):
+class Categorical(NamedTuple):
     """Ids or types of some edges: the distinct ones, and the code of each edge."""
 
     distinct: np.ndarray
@@ -42,11 +41,11 @@ class Values(NamedTuple):
 class EdgeBlock(NamedTuple):
     """Some edges: their ends, weights of shape ``[edges]``, attributes ``[edges, D]``, types."""
 
-    source: Values
-    target: Values
+    source: Categorical
+    target: Categorical
     weight: np.ndarray | None = None
     attr: np.ndarray | None = None
-    types: Values | None = None
+    types: Categorical | None = None
 
 
 class EdgeRows(NamedTuple):
@@ -66,17 +65,13 @@ class EdgeStream:
         files: The files by role; see :func:`gas.datasets.roles.find_files`.
         columns: Names of columns by role, given by the user.
         at_once: The number of edges to read at a time. (default: all)
-
-    Raises:
-        ValueError: If the content of a file is ambiguous.
     """
 
     def __init__(
         self, files: Mapping[str, Path], columns: Mapping[str, str], at_once: int | None = None
     ) -> None:
-        self.file, self._at_once = files["edges"], at_once or sys.maxsize
-        self._is_whole = at_once is None
-        self._type_names = files.get("edge_type_names")
+        self.file, self._at_once = files["edges"], at_once
+        self.type_names = files.get("edge_type_names")
         self.num_edges: int | None = None  # None: unknown.
         self._array = None
         self._found: dict[str, str] = {}
@@ -104,13 +99,9 @@ class EdgeStream:
         self._type_numbers: dict[Any, int] = {}  # By type, in order of first occurrence.
 
     def _open_values(self, file: Path, role: str, is_in_table: bool) -> np.ndarray:
-        """Open a separate file of weights, attributes or types.
-
-        Raises:
-            ValueError: If they are in the edges' table, too, or have the wrong shape.
-        """
+        """Open a separate file of weights, attributes or types."""
         is_array = format_of(file) == ".npy"
-        if not is_array and not self._is_whole:
+        if not is_array and self._at_once is not None:
             raise ValueError(
                 f"{file} is a table, but edges are read some at a time: put its columns into "
                 f"{self.file.name}, or make it {role}.npy"
@@ -133,11 +124,7 @@ class EdgeStream:
         return array
 
     def blocks(self) -> Iterator[EdgeBlock]:
-        """Yield all edges in blocks.
-
-        Raises:
-            ValueError: If an edge has one end only, or lacks a number; or files differ in length.
-        """
+        """Yield all edges in blocks."""
         first = 0
         for block in self._table_blocks() if self._array is None else self._array_blocks():
             last = first + len(block.source)
@@ -151,7 +138,7 @@ class EdgeStream:
                     attr = rows.astype(np.float32)
                     block = block._replace(attr=attr.reshape(len(rows), -1))
                 else:
-                    types = Values(*np.unique(rows, return_inverse=True))
+                    types = Categorical(*np.unique(rows, return_inverse=True))
                     block = block._replace(types=types)
             if block.types is not None:
                 check_no_missing_types(
@@ -165,9 +152,10 @@ class EdgeStream:
 
     def _array_blocks(self) -> Iterator[EdgeBlock]:
         assert self._array is not None
-        for first in range(0, max(1, self._array.shape[1]), self._at_once):
-            ids = self._array[:, first : first + self._at_once]
-            source, target = (Values(plain_ids(end.copy()), slice(None)) for end in ids)
+        step = self._at_once or max(1, self._array.shape[1])
+        for first in range(0, max(1, self._array.shape[1]), step):
+            ids = self._array[:, first : first + step]
+            source, target = (Categorical(plain_ids(end.copy()), slice(None)) for end in ids)
             yield EdgeBlock(source, target)
 
     def _table_blocks(self) -> Iterator[EdgeBlock]:
@@ -177,23 +165,20 @@ class EdgeStream:
         types = {name: table.id_type(name) for name in ids}
         types |= table.number_types([*weights, *self._attributes])
         first = 0
-        for block in [table.read(types, ids)] if self._is_whole else table.blocks(types, ids):
-            for start in range(0, max(1, block.num_rows), self._at_once):
-                part = block.slice(start, self._at_once)
-                source, target = (self._ids(part.column(name), first) for name in ids[:2])
-                weight = table.floats(part, weights)[:, 0] if weights else None
-                attr = None
-                if self._attributes:
-                    attr = table.floats(part, self._attributes, first_row=first)
-                kinds = None
-                if len(ids) > 2:
-                    column = part.column(ids[2])
-                    distinct = column.dictionary.to_numpy(zero_copy_only=False)
-                    kinds = Values(distinct, codes_of(column))
-                yield EdgeBlock(source, target, weight, attr, kinds)
-                first += part.num_rows
+        for part in table.pieces(types, ids, self._at_once):
+            source, target = (self._ids(part.column(name), first) for name in ids[:2])
+            weight = table.floats(part, weights)[:, 0] if weights else None
+            attr = kinds = None
+            if self._attributes:
+                attr = table.floats(part, self._attributes, first_row=first)
+            if len(ids) > 2:
+                column = part.column(ids[2])
+                distinct = column.dictionary.to_numpy(zero_copy_only=False)
+                kinds = Categorical(distinct, codes_of(column))
+            yield EdgeBlock(source, target, weight, attr, kinds)
+            first += part.num_rows
 
-    def _ids(self, column: Any, first: int) -> Values:
+    def _ids(self, column: Any, first: int) -> Categorical:
         """Return the ids of a column without missing values."""
         import pyarrow as pa
 
@@ -205,15 +190,11 @@ class EdgeStream:
             row = first + int(missing.argmax())
             raise ValueError(f"{self.file} has an edge with one end only, in row {row}")
         if is_text:
-            return Values(_text_ids(distinct, self.file, not self._is_whole), codes)
-        return Values(plain_ids(distinct.to_numpy(zero_copy_only=False)), codes)
+            return Categorical(_text_ids(distinct, self.file, self._at_once is not None), codes)
+        return Categorical(plain_ids(distinct.to_numpy(zero_copy_only=False)), codes)
 
     def rows(self, blocks: Iterable[EdgeBlock], nodes: Nodes) -> Iterator[EdgeRows]:
-        """Convert blocks of edges between ids to edges between rows of nodes.
-
-        Raises:
-            ValueError: If an end isn't a node.
-        """
+        """Convert blocks of edges between ids to edges between rows of nodes."""
         for block in blocks:
             src, dst = (
                 nodes.rows(end.distinct, self.file.name)[end.codes]
@@ -230,33 +211,18 @@ class EdgeStream:
         """Return the final number of each type of :meth:`rows`, and the names by number.
 
         They are in the order of their names, or of the lines of the file with names.
-
-        Raises:
-            ValueError: If types are fractions, or have no name in that file.
         """
         known = list(self._type_numbers)
         is_text = bool(known) and not isinstance(known[0], (int, float))
         places, names = sort_types(np.array(known, object if is_text else None), self._type_file)
-        if self._type_names is not None:
-            listed = read_names(self._type_names)
-            places, names = place_types(names, listed, self._type_names)[places], listed
+        if self.type_names is not None:
+            listed = read_names(self.type_names)
+            places, names = place_types(names, listed, self.type_names)[places], listed
         return places, names
-
-    def leave_out_names(self) -> None:
-        """Warn of a file with names of types if edges have no types."""
-        if self._type_names is not None:
-            leave_out_names(self._type_names, "edge_type")
 
 
 def set_edges(stream: EdgeStream, block: EdgeBlock, nodes: Nodes, data: Data) -> None:
-    """Set ``edge_index`` of a graph, and the weights, attributes and types of edges, if any.
-
-    Args:
-        stream: The stream, which reads all edges in one block.
-        block: The block.
-        nodes: The nodes.
-        data: The graph, which is modified.
-    """
+    """Set ``edge_index`` of a graph, and the weights, attributes and types of edges, if any."""
     [edges] = stream.rows([block], nodes)
     if edges.weight is not None:
         data.edge_weight = torch.from_numpy(edges.weight)
@@ -267,16 +233,12 @@ def set_edges(stream: EdgeStream, block: EdgeBlock, nodes: Nodes, data: Data) ->
         places, data.edge_type_names = stream.sort_types()
         data.edge_type = torch.from_numpy(places[edges.types])
     else:
-        stream.leave_out_names()
+        leave_out_names(stream.type_names, "edge_type")
     data.edge_index = torch.from_numpy(np.stack([edges.src, edges.dst]))
 
 
 def _edge_array(file: Path) -> np.ndarray:
-    """Map an array of edges, and transpose it to shape ``[2, E]`` if it is ``[E, 2]``.
-
-    Raises:
-        ValueError: If it has another shape or type.
-    """
+    """Map an array of edges, and transpose it to shape ``[2, E]`` if it is ``[E, 2]``."""
     array = map_array(file)
     if array.ndim == 2 and array.shape[1] == 2 and not (len(array) == 2 and "index" in file.stem):
         array = array.T
@@ -291,11 +253,7 @@ def _edge_array(file: Path) -> np.ndarray:
 def _edge_columns(
     file: Path, columns: Mapping[str, str]
 ) -> tuple[Table, dict[str, str], list[str]]:
-    """Return a table of edges, its columns by role, and the columns of attributes.
-
-    Raises:
-        ValueError: If the columns of source and target are ambiguous.
-    """
+    """Return a table of edges, its columns by role, and the columns of attributes."""
     table, found = open_table(file, EDGE_COLUMNS, columns)
     others = [name for name in table.types if name not in found.values()]
     rest = [name for name in others if name.lower() not in INDEX]
@@ -339,11 +297,7 @@ def _length_error(values: np.ndarray, role: str, found: int, more: str) -> Value
 
 
 def _text_ids(column: Any, file: Path, is_bounded: bool) -> np.ndarray:
-    """Convert text ids as :func:`plain_ids` does, from UTF-8 of a fixed width.
-
-    Raises:
-        ValueError: If the width is bounded, and an id is longer than it may be.
-    """
+    """Convert text ids as :func:`plain_ids` does, from UTF-8 of a fixed width."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +14,7 @@ from gas.datasets.roles import NODE_COLUMNS, open_table
 from gas.datasets.tables import format_of
 
 
-class Features(NamedTuple):
+class FeatureSource(NamedTuple):
     """Location of the features: the role of their file, their columns, and ids of rows, if any."""
 
     role: str
@@ -31,24 +30,20 @@ class Features(NamedTuple):
             files: The files by role.
             columns: Names of columns by role, given by the user.
             at_once: The number of rows to read at a time. (default: all, in one block)
-
-        Raises:
-            ValueError: If a number is missing.
         """
-        file, step = files[self.role], at_once or sys.maxsize
+        file = files[self.role]
         if format_of(file) == ".npy":
             array = map_features(file)
+            step = at_once or max(1, len(array))
             for first in range(0, max(1, len(array)), step):
                 yield array[first : first + step].astype(np.float32)
             return
         table, _ = open_table(file, NODE_COLUMNS, columns)
         types = table.number_types(self.names)
         first = 0
-        for block in [table.read(types)] if at_once is None else table.blocks(types):
-            for start in range(0, max(1, block.num_rows), step):
-                part = block.slice(start, step)
-                yield table.floats(part, self.names, first_row=first).astype(np.float32, copy=False)
-                first += part.num_rows
+        for block in table.pieces(types, at_once=at_once):
+            yield table.floats(block, self.names, first_row=first).astype(np.float32, copy=False)
+            first += block.num_rows
 
     def rows(self, nodes: Nodes, file: str) -> np.ndarray | None:
         """Return the node of each row; ``None`` if they are in order."""
@@ -58,17 +53,8 @@ class Features(NamedTuple):
         return None if bool((rows == np.arange(len(rows))).all()) else rows
 
 
-def find_features(read: Mapping[str, NodeFile], nodes: Nodes, has_x: bool) -> Features | None:
-    """Find the dense features among files about nodes; ``None`` if there are none.
-
-    Args:
-        read: The files, by their roles.
-        nodes: The nodes.
-        has_x: Whether there are sparse features.
-
-    Raises:
-        ValueError: If several files have features, or a file lacks a row for each node.
-    """
+def find_features(read: Mapping[str, NodeFile], nodes: Nodes, has_x: bool) -> FeatureSource | None:
+    """Find the dense features among files about nodes; ``None`` if there are none."""
     roles = [role for role, file in read.items() if file.features is not None]
     if not roles:
         return None
@@ -82,4 +68,4 @@ def find_features(read: Mapping[str, NodeFile], nodes: Nodes, has_x: bool) -> Fe
             f"{file.name} has {file.num_rows} rows, but {nodes.file} has {nodes.num_nodes} "
             "nodes: expected one row per node"
         )
-    return Features(roles[0], file.features or (), file.ids)
+    return FeatureSource(roles[0], file.features or (), file.ids)

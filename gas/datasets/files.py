@@ -16,7 +16,8 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import AttrType, EdgeStorage, GlobalStorage, NodeStorage
 
 from gas.datasets.arrays import bool_mask, check_targets, load_arrays, tensor_of, to_targets
-from gas.datasets.types import encode_types, number_types
+from gas.datasets.masks import MASKS
+from gas.datasets.types import number_array
 
 # Types in a Data object that ``torch.load`` may create, besides those that PyTorch and PyG allow.
 SAFE_GLOBALS = [AttrType, DataEdgeAttr, DataTensorAttr, EdgeStorage, GlobalStorage, NodeStorage]
@@ -61,7 +62,7 @@ def read_archive(path: Path) -> Data:
     data.y = to_targets(data.y)
     if isinstance(data.get("num_nodes"), Tensor):
         data.num_nodes = int(data.num_nodes)
-    for key in ("train_mask", "val_mask", "test_mask"):
+    for key in MASKS:
         if key in data:
             data[key] = bool_mask(data[key], key)
     return data
@@ -80,8 +81,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, array in arrays.items():
         if key in ("edge_type", "node_type") and array.dtype.kind == "U":
-            named = number_types(*encode_types(array, path), path)
-            content[key], content[f"{key}_names"] = named
+            content[key], content[f"{key}_names"] = number_array(array, path)
         else:
             content[key] = tensor_of(array, key)
     return content

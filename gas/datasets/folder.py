@@ -13,12 +13,12 @@ from torch_geometric.data import Data
 
 from gas.datasets.arrays import bool_mask, load_array, tensor_of
 from gas.datasets.edges import EdgeStream, set_edges
-from gas.datasets.features import Features, find_features
+from gas.datasets.features import FeatureSource, find_features
 from gas.datasets.nodes import (
     NodeFile,
     Nodes,
     collect_nodes,
-    merge,
+    merge_files,
     read_id_list,
     read_nodes,
     set_attribute,
@@ -44,7 +44,7 @@ class NodeTable(NamedTuple):
 
     nodes: Nodes
     data: Data
-    features: Features | None
+    features: FeatureSource | None
 
 
 def read_folder(path: Path, columns: Mapping[str, str]) -> Data:
@@ -72,10 +72,6 @@ def find_feature_names(
 ) -> list[str] | None:
     """Find the names of the columns that are features, in their order.
 
-    Args:
-        path: See :func:`gas.open_graph`.
-        columns: See :func:`gas.open_graph`.
-
     Returns:
         The names; ``None`` if there are no tables with such columns.
     """
@@ -100,25 +96,21 @@ def read_node_table(
         files: Its files by role.
         columns: Names of columns by role, given by the user.
         edge_ids: Returns the ids in edges, in blocks; called if no file lists the nodes.
-
-    Raises:
-        ValueError: If a file is invalid, or contradicts another.
     """
     read = {role: read_nodes(files[role], role, columns) for role in NODE_ROLES if role in files}
     check_node_columns(list(read.values()), columns, files, path)
     data = Data()
-    nodes = merge(list(read.values()), data)
+    nodes = merge_files(list(read.values()), data)
     if nodes is None:
         nodes = collect_nodes(edge_ids())
     data.num_nodes = nodes.num_nodes
     for part in SPLITS:
         for role in (part, f"{part}_mask"):
             if role in files:
-                set_attribute(
-                    data, f"{part}_mask", _mask(files[role], role, nodes), files[role].name
-                )
+                mask = _mask(files[role], role, nodes)
+                set_attribute(data, f"{part}_mask", mask, files[role].name)
     names = files.get("node_type_names")
-    if names is not None and "node_type" not in data:
+    if "node_type" not in data:
         leave_out_names(names, "node_type")
     elif names is not None:
         listed = read_names(names)
@@ -128,11 +120,7 @@ def read_node_table(
 
 
 def check_columns(columns: Mapping[str, str]) -> None:
-    """Refuse unknown roles in ``columns``.
-
-    Raises:
-        ValueError: Naming it.
-    """
+    """Refuse unknown roles in ``columns``."""
     unknown = set(columns) - {*EDGE_COLUMNS, *NODE_COLUMNS, TYPE}
     if unknown:
         raise ValueError(
@@ -142,11 +130,7 @@ def check_columns(columns: Mapping[str, str]) -> None:
 
 
 def find_graph_files(path: Path) -> dict[str, Path]:
-    """Return the files of a folder by role; a single file is that of the edges.
-
-    Raises:
-        ValueError: If the format of the file is unknown.
-    """
+    """Return the files of a folder by role; a single file is that of the edges."""
     if not path.is_dir() and format_of(path) not in (".npy", *PARQUET, *TEXT):
         raise ValueError(
             f"'path' is {str(path)!r}, of a format that isn't known: expected "
@@ -158,11 +142,7 @@ def find_graph_files(path: Path) -> dict[str, Path]:
 def check_node_columns(
     tables: list[NodeFile], columns: Mapping[str, str], files: Mapping[str, Path], path: Path
 ) -> None:
-    """Refuse names in ``columns`` that no table has.
-
-    Raises:
-        ValueError: Naming the role.
-    """
+    """Refuse names in ``columns`` that no table has."""
     for role in set(columns) - set(EDGE_COLUMNS):
         known = [name for table in tables for name in table.columns]
         if role == TYPE and format_of(files["edges"]) != ".npy":

@@ -11,13 +11,13 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import NodeStorage
 
 from gas.datasets.directions import with_reverse
+from gas.datasets.masks import MASKS
 from gas.graph import select_rows
 from gas.history import is_encoded
 from gas.native import is_sparse
 
 NODE, RELATION = "node", "to"  # Names for a graph without types.
 NAMES = ("edge_type_names", "node_type_names")
-MASKS = ("train_mask", "val_mask", "test_mask")
 
 
 def to_hetero_data(data: Data, undirected: bool = False) -> HeteroData:
@@ -31,9 +31,6 @@ def to_hetero_data(data: Data, undirected: bool = False) -> HeteroData:
             of type ``node``, its edges ``("node", "to", "node")``.
         undirected: Add reverses: within a type of nodes, the missing reverses; for a relation
             between two types, a relation ``rev_...`` of all its reverses. (default: ``False``)
-
-    Raises:
-        ValueError: If the reverse of a relation exists already, or types have the wrong length.
     """
     num_nodes = int(data.num_nodes or 0)
     kind, kinds = _types(data, "node_type", num_nodes, NODE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import index_to_mask
 
 from gas.graph import is_node_list
 
@@ -18,9 +19,7 @@ PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "t
 
 def index2mask(index: Tensor, size: int) -> Tensor:
     """Return a mask of shape ``[size]`` that is true at ``index``."""
-    mask = torch.zeros(size, dtype=torch.bool, device=index.device)
-    mask[index] = True
-    return mask
+    return index_to_mask(index, size)
 
 
 def gen_masks(
@@ -58,19 +57,15 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
     Args:
         data: The graph, which is modified.
         num_splits: The number of random splits. (default: 20 up to 100,000 nodes, else 1)
-
-    Raises:
-        ValueError: If masks are missing or empty, or overlap.
     """
     for key, value in list(data):
         if is_node_list(key, value) and key.split("_")[0] in PARTS:
             part = f"{PARTS[key.split('_')[0]]}_mask"
             if part not in data:
                 data[part] = index2mask(_check_ids(key, value, data.num_nodes), data.num_nodes)
-    keys = MASKS
-    given = [key for key in keys if key in data]
+    given = [key for key in MASKS if key in data]
     if given:
-        for key in keys:
+        for key in MASKS:
             if key not in data:
                 raise ValueError(
                     f"the graph has a {given[0]!r} but no {key!r}: add it; a split that is given "
@@ -95,7 +90,7 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
         group[order[size // 2 : size * 3 // 4], split] = 1
     if num_splits == 1:
         group = group.squeeze(1)
-    for number, key in enumerate(keys):
+    for number, key in enumerate(MASKS):
         data[key] = group == number
     data.split = (
         f"made up, {num_splits} at random from seed 0: 50 % training, 25 % validation, 25 % test"
@@ -104,15 +99,7 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
 
 
 def select_split(data: Data, split: int) -> None:
-    """Keep the masks of one split, of shape ``[N]``.
-
-    Args:
-        data: The graph, which is modified.
-        split: The number of the split.
-
-    Raises:
-        ValueError: If the graph has no such split.
-    """
+    """Keep the masks of one split, of shape ``[N]``."""
     several = [key for key in MASKS if key in data and data[key].dim() > 1]
     num_splits = max((data[key].size(1) for key in several), default=1)
     if not isinstance(split, int) or not 0 <= split < num_splits:
@@ -136,11 +123,7 @@ def _check_ids(key: str, ids: Tensor, num_nodes: int) -> Tensor:
 
 
 def check_parts(data: Data) -> None:
-    """Refuse masks without a node.
-
-    Raises:
-        ValueError: Naming the mask.
-    """
+    """Refuse masks without a node."""
     for key in MASKS:
         if key in data:
             empty = ~data[key].bool().view(data[key].size(0), -1).any(dim=0)

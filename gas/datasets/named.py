@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,7 +72,12 @@ def get_data(
     if columns and not _is_path(name):
         raise ValueError(f"'columns' is for tables, but 'dataset' is {name!r}: leave it out")
     if _is_planted(name):
-        data = _load_planted(name)
+        size = name.partition(":")[2]
+        if not size.isdigit() or int(size) < 1:
+            raise ValueError(
+                f"'dataset' is {name!r}, expected planted:NUM_NODES, such as planted:200000"
+            )
+        data = planted_partition(int(size))
     elif _is_path(name):
         if not Path(name).exists():
             tables = Path(name).suffix not in (".pt", ".npz")
@@ -199,17 +205,13 @@ def load_planetoid(root: str, name: str) -> Data:
     return T.NormalizeFeatures()(load_pyg("Planetoid", root, name))
 
 
-def _load_with_few_labels(cls_name: str, name: str) -> Callable[[str], Data]:
+def _load_with_few_labels(root: str, cls_name: str, name: str) -> Data:
     """Load Amazon and Coauthor with 20 training and 30 validation nodes per class."""
-
-    def load(root: str) -> Data:
-        data = load_pyg(cls_name, f"{root}/{cls_name}", name)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(12345)
-            data.train_mask, data.val_mask, data.test_mask = gen_masks(data.y, 20, 30, NUM_SPLITS)
-        return data
-
-    return load
+    data = load_pyg(cls_name, f"{root}/{cls_name}", name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(12345)
+        data.train_mask, data.val_mask, data.test_mask = gen_masks(data.y, 20, 30, NUM_SPLITS)
+    return data
 
 
 def load_wikics(folder: str) -> Data:
@@ -232,39 +234,32 @@ def _load_ppi(root: str) -> Data:
     parts = [load_pyg("PPI", f"{root}/PPI", split) for split in ("train", "val", "test")]
     union = Batch.from_data_list([Data(x=p.x, y=p.y, edge_index=p.edge_index) for p in parts])
     data = Data(x=union.x, y=union.y, edge_index=union.edge_index)
-    for number, key in enumerate(("train_mask", "val_mask", "test_mask")):
+    for number, key in enumerate(MASKS):
         data[key] = union.batch == number
     return data
 
 
-def _load_ogb(name: str) -> Callable[[str], Data]:
-    """Return a function that loads a data set of OGB, with reverse edges."""
-
-    def load(root: str) -> Data:
-        try:
-            from ogb.nodeproppred import PygNodePropPredDataset
-        except ImportError as error:
-            raise ImportError(
-                f"the data set {name} needs the package ogb: pip install ogb"
-            ) from error
-        try:
-            with torch.serialization.safe_globals(SAFE_GLOBALS):
-                dataset = PygNodePropPredDataset(name, f"{root}/OGB")
-        except OSError as error:
-            folder = Path(root, "OGB", name.replace("-", "_"))
-            raise ConnectionError(
-                f"the data set {name} could not be downloaded ({error}): unpack its archive in "
-                f"{folder}, so that {folder}/raw exists"
-            ) from error
-        data = dataset[0]
-        split = dataset.get_idx_split()
-        for key, part in (("train", "train"), ("val", "valid"), ("test", "test")):
-            data[f"{key}_mask"] = index2mask(split[part], data.num_nodes)
-        data.y = data.y.view(-1)
-        data.edge_index = to_undirected(data.edge_index, num_nodes=data.num_nodes)
-        return data
-
-    return load
+def _load_ogb(root: str, name: str) -> Data:
+    """Load a data set of OGB, with reverse edges."""
+    try:
+        from ogb.nodeproppred import PygNodePropPredDataset
+    except ImportError as error:
+        raise ImportError(f"the data set {name} needs the package ogb: pip install ogb") from error
+    try:
+        with torch.serialization.safe_globals(SAFE_GLOBALS):
+            dataset = PygNodePropPredDataset(name, f"{root}/OGB")
+    except OSError as error:
+        folder = Path(root, "OGB", name.replace("-", "_"))
+        raise ConnectionError(
+            f"the data set {name} could not be downloaded ({error}): unpack its archive in "
+            f"{folder}, so that {folder}/raw exists"
+        ) from error
+    data, split = dataset[0], dataset.get_idx_split()
+    for key, part in zip(MASKS, ("train", "valid", "test"), strict=True):
+        data[key] = index2mask(split[part], data.num_nodes)
+    data.y = data.y.view(-1)
+    data.edge_index = to_undirected(data.edge_index, num_nodes=data.num_nodes)
+    return data
 
 
 def _load_facebook(root: str) -> Data:
@@ -272,31 +267,31 @@ def _load_facebook(root: str) -> Data:
     return T.ToUndirected()(load_pyg("FacebookPagePage", f"{root}/FacebookPagePage"))
 
 
-def _load_heterophilous(name: str) -> Callable[[str], Data]:
-    return lambda root: load_pyg("HeterophilousGraphDataset", root, name)
+def _load_heterophilous(root: str, name: str) -> Data:
+    return load_pyg("HeterophilousGraphDataset", root, name)
 
 
 _NAMED: dict[str, Callable[[str], Data]] = {
-    "Cora": lambda root: load_planetoid(root, "Cora"),
-    "CiteSeer": lambda root: load_planetoid(root, "CiteSeer"),
-    "PubMed": lambda root: load_planetoid(root, "PubMed"),
-    "AmazonComputers": _load_with_few_labels("Amazon", "Computers"),
-    "AmazonPhoto": _load_with_few_labels("Amazon", "Photo"),
-    "CoauthorCS": _load_with_few_labels("Coauthor", "CS"),
-    "CoauthorPhysics": _load_with_few_labels("Coauthor", "Physics"),
+    "Cora": partial(load_planetoid, name="Cora"),
+    "CiteSeer": partial(load_planetoid, name="CiteSeer"),
+    "PubMed": partial(load_planetoid, name="PubMed"),
+    "AmazonComputers": partial(_load_with_few_labels, cls_name="Amazon", name="Computers"),
+    "AmazonPhoto": partial(_load_with_few_labels, cls_name="Amazon", name="Photo"),
+    "CoauthorCS": partial(_load_with_few_labels, cls_name="Coauthor", name="CS"),
+    "CoauthorPhysics": partial(_load_with_few_labels, cls_name="Coauthor", name="Physics"),
     "WikiCS": lambda root: load_wikics(f"{root}/WikiCS"),
     "FacebookPagePage": _load_facebook,
-    "Roman-empire": _load_heterophilous("Roman-empire"),
-    "Amazon-ratings": _load_heterophilous("Amazon-ratings"),
-    "Minesweeper": _load_heterophilous("Minesweeper"),
-    "Tolokers": _load_heterophilous("Tolokers"),
-    "Questions": _load_heterophilous("Questions"),
+    "Roman-empire": partial(_load_heterophilous, name="Roman-empire"),
+    "Amazon-ratings": partial(_load_heterophilous, name="Amazon-ratings"),
+    "Minesweeper": partial(_load_heterophilous, name="Minesweeper"),
+    "Tolokers": partial(_load_heterophilous, name="Tolokers"),
+    "Questions": partial(_load_heterophilous, name="Questions"),
     "PPI": _load_ppi,
     "Flickr": lambda root: load_pyg("Flickr", f"{root}/Flickr"),
     "Reddit2": lambda root: load_standardised("Reddit2", f"{root}/Reddit2"),
     "Yelp": lambda root: load_standardised("Yelp", f"{root}/Yelp"),
-    "ogbn-arxiv": _load_ogb("ogbn-arxiv"),
-    "ogbn-products": _load_ogb("ogbn-products"),
+    "ogbn-arxiv": partial(_load_ogb, name="ogbn-arxiv"),
+    "ogbn-products": partial(_load_ogb, name="ogbn-products"),
 }
 _DATASETS = {dataset_key(name): (name, load) for name, load in _NAMED.items()}
 
@@ -312,15 +307,3 @@ def _writable_root(root: Path) -> Path:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(raw.resolve())
     return mirror
-
-
-# Generated graphs ---------------------------------------------------------------------------------
-
-
-def _load_planted(name: str) -> Data:
-    _, _, size = name.partition(":")
-    if not size.isdigit() or int(size) < 1:
-        raise ValueError(
-            f"'dataset' is {name!r}, expected planted:NUM_NODES, such as planted:200000"
-        )
-    return planted_partition(int(size))

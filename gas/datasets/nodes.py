@@ -24,7 +24,7 @@ from gas.datasets.arrays import (
 )
 from gas.datasets.roles import INDEX, NODE_COLUMNS, SPLITS, leave_out, open_table
 from gas.datasets.tables import Table, format_of, plain_ids
-from gas.datasets.types import encode_types, number_types
+from gas.datasets.types import number_array, number_types
 from gas.graph import Ids, encode_utf8
 
 # Names of columns that may hold ids, such as user_id or nodeNumber.
@@ -51,21 +51,9 @@ class Nodes:
         return Ids(self.ids, self.num_nodes)
 
     def rows(self, ids: np.ndarray, file: str) -> np.ndarray:
-        """Return the row of each node, by its id.
-
-        Raises:
-            ValueError: If there is no such node.
-        """
+        """Return the row of each node, by its id."""
         rows = self._index.rows(ids)
-        self._check(ids, rows >= 0, file)
-        return rows
-
-    def _check(self, ids: np.ndarray, known: np.ndarray, file: str) -> None:
-        """Refuse unknown ids.
-
-        Raises:
-            ValueError: Naming the first.
-        """
+        known = rows >= 0
         if not known.all():
             row = ", whose rows are counted from 0" if self.ids is None else ""
             first = ids[~known][0].item()
@@ -75,6 +63,7 @@ class Nodes:
                 f"{self.num_nodes:,} nodes of {self.file}{row} ({(~known).sum():,} such ids): add "
                 "them there, or take out what names them"
             )
+        return rows
 
 
 class NodeFile(NamedTuple):
@@ -98,9 +87,6 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
         role: Its role: ``"nodes"``, ``"x"``, ``"y"``, ``"split"``, ``"node_id"`` or
             ``"node_type"``.
         columns: Names of columns by role, given by the user.
-
-    Raises:
-        ValueError: If its content is ambiguous or invalid.
     """
     if role == "node_id":
         listed = read_id_list(file)
@@ -114,9 +100,7 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
     wanted = {"y": "label", "split": "split", "node_type": "node_type"}.get(role)
     rest = _find_columns(table, found, role, wanted)
     attributes: dict[str, Tensor] = {}
-    ids: np.ndarray | None = None
-    classes: list[str | int] | None = None
-    types = None
+    ids = classes = types = None
     if "id" in found:
         codes, distinct = table.values(found["id"])
         ids = _check_unique(distinct[codes], file, codes < 0)
@@ -149,11 +133,7 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
 
 
 def _find_columns(table: Table, found: dict[str, str], role: str, wanted: str | None) -> list[str]:
-    """Add the columns of ids and of the ``wanted`` role to ``found``; return the other columns.
-
-    Raises:
-        ValueError: If columns have no names, or the column of ids is ambiguous.
-    """
+    """Add the columns of ids and of the ``wanted`` role to ``found``; return the other columns."""
     file = table.path
     rest = [name for name in table.types if name not in found.values()]
     if not table.has_names and role != "x" and len(rest) > 1:
@@ -179,7 +159,7 @@ def _find_columns(table: Table, found: dict[str, str], role: str, wanted: str | 
 def _read_array(file: Path, role: str) -> NodeFile:
     """Read an array of labels or types of nodes, or the number of rows of features."""
     if role == "node_type":
-        value, names = number_types(*encode_types(load_array(file), file), file)
+        value, names = number_array(load_array(file), file)
         return NodeFile(file.name, len(value), None, {role: value}, types=names)
     if role == "x":
         return NodeFile(file.name, len(map_features(file)), None, {}, features=())
@@ -189,7 +169,7 @@ def _read_array(file: Path, role: str) -> NodeFile:
     return NodeFile(file.name, len(y), None, {role: y})
 
 
-def merge(read: list[NodeFile], data: Data) -> Nodes | None:
+def merge_files(read: list[NodeFile], data: Data) -> Nodes | None:
     """Merge the attributes of all files, in the order of the first file with ids."""
     if not read:
         return None
@@ -278,11 +258,7 @@ def _masks(codes: np.ndarray, distinct: np.ndarray, file: Path) -> dict[str, Ten
 
 
 def read_id_list(file: Path) -> np.ndarray:
-    """Read a file that is a list of ids, of shape ``[n]``.
-
-    Raises:
-        ValueError: If it has another shape or type.
-    """
+    """Read a file that is a list of ids, of shape ``[n]``."""
     if format_of(file) == ".npy":
         array = load_array(file)
         if array.ndim != 1 or array.dtype.kind not in "iuU":
@@ -312,11 +288,7 @@ def _check_unique(ids: np.ndarray, file: Path, empty: np.ndarray | None = None) 
 
 
 def collect_nodes(blocks: Iterable[np.ndarray]) -> Nodes:
-    """Return the nodes of edges, in the order of their ids, which are integers if all are.
-
-    Args:
-        blocks: The ids, in blocks.
-    """
+    """Return the nodes of edges, in the order of their ids, which are integers if all are."""
     known: np.ndarray = np.empty(0, np.int64)
     new: list[np.ndarray] = []
     size = 0

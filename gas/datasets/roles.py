@@ -51,11 +51,7 @@ INDEX = ("", "unnamed: 0", "__index_level_0__")  # Names that pandas gives to it
 
 
 def find_files(path: Path) -> dict[str, Path]:
-    """Return the files of a folder by the roles of their names.
-
-    Raises:
-        ValueError: If two files have the same role, or none has edges.
-    """
+    """Return the files of a folder by the roles of their names."""
     roles = {name: role for role, names in FILES.items() for name in names}
     for part, names in SPLITS.items():
         roles |= {name + end: part for name in names for end in LISTS}
@@ -102,9 +98,6 @@ def open_table(
         file: The file.
         known: Known names of columns by role.
         columns: Names of columns by role, given by the user.
-
-    Raises:
-        ValueError: If several columns may have a role.
     """
     names = {name for role in known for name in known[role]} | set(columns.values())
     table = Table(file, lambda cell: cell in names or cell.lower() in names)

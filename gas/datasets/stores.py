@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.index import ptr2index
 
 from gas.datasets.roles import leave_out
 from gas.graph import (
@@ -98,28 +99,20 @@ class FolderStore(FeatureStore, GraphStore):
             self.__dict__["_ids"] = self._csr.col.long(), self._csr.rowptr.long()
         return self._ids
 
-    def _put_tensor(self, tensor: Any, attr: TensorAttr) -> bool:
-        raise _read_only_error(f"the tensor {attr.attr_name!r}")
+    def _refuse_change(self, *args: Any) -> bool:
+        """Refuse to write or remove; the last argument describes a tensor or edges."""
+        attr = args[-1]
+        what = f"the tensor {attr.attr_name!r}" if isinstance(attr, TensorAttr) else "edges"
+        raise ValueError(
+            f"{what} can't be written or removed: a graph folder is as it was written; write "
+            "another, gas.cluster(data, num_parts, out=folder)"
+        )
 
-    def _remove_tensor(self, attr: TensorAttr) -> bool:
-        raise _read_only_error(f"the tensor {attr.attr_name!r}")
-
-    def _put_edge_index(self, edge_index: Any, edge_attr: EdgeAttr) -> bool:
-        raise _read_only_error("edges")
-
-    def _remove_edge_index(self, edge_attr: EdgeAttr) -> bool:
-        raise _read_only_error("edges")
+    _put_tensor = _remove_tensor = _put_edge_index = _remove_edge_index = _refuse_change
 
     def __repr__(self) -> str:
         num_nodes, _ = self._edge_attr.size
         return f"{type(self).__name__}({num_nodes} nodes, {self._csr.col.numel()} edges)"
-
-
-def _read_only_error(what: str) -> ValueError:
-    return ValueError(
-        f"{what} can't be written or removed: a graph folder is as it was written; write another, "
-        "gas.cluster(data, num_parts, out=folder)"
-    )
 
 
 # As a source --------------------------------------------------------------------------------------
@@ -142,9 +135,6 @@ def import_stores(
     """Write the graph of PyG's stores into a folder; see :func:`gas.datasets.import_graph`.
 
     All edges are loaded into memory; rows of tensors are read in blocks.
-
-    Raises:
-        ValueError: If there are several types of nodes or edges, or tensors don't fit.
     """
     edges = _read_edges(features, graph)
     csr, num_nodes = to_csr(edges, small=True), edges.num_nodes
@@ -197,9 +187,9 @@ def _read_edges(features: FeatureStore, graph: GraphStore) -> Edges:
     attr = by_layout[layout]
     row, col = graph.get_edge_index(attr)
     if layout == EdgeLayout.CSC:
-        col = torch.repeat_interleave(torch.arange(col.numel() - 1), col.diff().long())
+        col = ptr2index(col.long())
     elif layout == EdgeLayout.CSR:
-        row = torch.repeat_interleave(torch.arange(row.numel() - 1), row.diff().long())
+        row = ptr2index(row.long())
     of_nodes = [a for a in features.get_all_tensor_attrs() if not isinstance(a.group_name, tuple)]
     shapes = [features.get_tensor_size(_select_rows(attr, None)) for attr in of_nodes]
     sizes = [shape[0] for shape in shapes if shape]

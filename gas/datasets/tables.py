@@ -7,7 +7,7 @@ import contextlib
 import gzip
 import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +56,9 @@ class Table:
         with self._name_unreadable_file():
             if self.is_text:
                 self._detect_format(is_name)
-            with self._open() as blocks:
-                names = [field.name for field in blocks.schema]
-                self.types = {field.name: _value_type(field.type) for field in blocks.schema}
+            with self._open() as (schema, _):
+                names = [field.name for field in schema]
+                self.types = {field.name: _value_type(field.type) for field in schema}
         if len(self.types) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"{path.name} has two columns {twice!r}: rename or remove one")
@@ -99,22 +99,29 @@ class Table:
                 "list of edges or id,label in one of nodes"
             )
 
-    def _open(self, types: Mapping[str, pa.DataType] | None = None) -> Any:
-        """Open the file; iterating yields blocks of the columns in ``types``, or of all."""
+    @contextlib.contextmanager
+    def _open(
+        self, types: Mapping[str, pa.DataType] | None = None
+    ) -> Iterator[tuple[pa.Schema, Iterable[pa.RecordBatch]]]:
+        """Open the file: its schema, and blocks of the columns in ``types``, or of all."""
+        names = types and list(types)
         if not self.is_text:
-            return _ParquetBlocks(self.path, types)
+            from pyarrow import parquet
+
+            with parquet.ParquetFile(self.path) as file:
+                yield file.schema_arrow, file.iter_batches(columns=names)
+            return
         from pyarrow import csv
 
-        return csv.open_csv(
+        with csv.open_csv(
             self.path,
             csv.ReadOptions(autogenerate_column_names=not self.has_names, skip_rows=self._comments),
             csv.ParseOptions(delimiter=self._delimiter),
             csv.ConvertOptions(
-                column_types=types,
-                include_columns=types and list(types),
-                decimal_point=self._decimal,
+                column_types=types, include_columns=names, decimal_point=self._decimal
             ),
-        )
+        ) as blocks:
+            yield blocks.schema, blocks
 
     def blocks(
         self, types: Mapping[str, pa.DataType], names: Sequence[str] = ()
@@ -125,9 +132,6 @@ class Table:
             types: The type of each column.
             names: The columns of ids or names, which are dictionary-encoded. In text files only
                 empty cells of these are missing, not 'NA' or 'nan'.
-
-        Raises:
-            ValueError: If a value has another type, naming it.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -141,7 +145,7 @@ class Table:
                 column = pc.utf8_trim_whitespace(column)
             return column.dictionary_encode() if name in names else column
 
-        with self._name_unreadable_file(), self._open(types) as blocks:
+        with self._name_unreadable_file(), self._open(types) as (_, blocks):
             for block in blocks:
                 columns = block.select(list(types)).cast(schema).columns
                 columns = [convert(*pair) for pair in zip(types, columns, strict=True)]
@@ -161,6 +165,19 @@ class Table:
             for column in table.unify_dictionaries().columns
         ]
         return pa.RecordBatch.from_arrays(columns, list(types))
+
+    def pieces(
+        self,
+        types: Mapping[str, pa.DataType],
+        names: Sequence[str] = (),
+        at_once: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Read columns as :meth:`blocks` does, at most ``at_once`` rows at a time, or in one."""
+        whole = at_once is None
+        for block in [self.read(types, names)] if whole else self.blocks(types, names):
+            step = at_once or max(1, block.num_rows)
+            for first in range(0, max(1, block.num_rows), step):
+                yield block.slice(first, step)
 
     def count(self) -> int:
         """Count the rows."""
@@ -201,9 +218,6 @@ class Table:
             dtype: The type of the result. (default: float32)
             first_row: The number of the block's first row; empty cells are then refused.
                 (default: accept empty cells)
-
-        Raises:
-            ValueError: If a cell is empty, or lists differ in length.
         """
         import pyarrow as pa
 
@@ -233,11 +247,7 @@ class Table:
         return codes_of(column), plain_ids(column.dictionary.to_numpy(zero_copy_only=False))
 
     def numbers(self, names: Sequence[str], dtype: type = np.float32) -> np.ndarray:
-        """Read columns of numbers or of lists of them, of shape ``[rows, width]``; NaN where empty.
-
-        Raises:
-            ValueError: If a value is no number, or lists differ in length.
-        """
+        """Read columns of numbers or lists of numbers, ``[rows, width]``; NaN where empty."""
         return self.floats(self.read(self.number_types(names, dtype)), names, dtype)
 
     def _floats(self, column: pa.Array, name: str, number: pa.DataType) -> np.ndarray:
@@ -275,26 +285,6 @@ def codes_of(column: pa.DictionaryArray) -> np.ndarray:
     return column.indices.fill_null(-1).to_numpy(zero_copy_only=False)
 
 
-class _ParquetBlocks:
-    """Reader of a Parquet file in blocks, with the interface of pyarrow's for text files."""
-
-    def __init__(self, path: Path, types: Mapping[str, Any] | None) -> None:
-        from pyarrow import parquet
-
-        self._file = parquet.ParquetFile(path)
-        self._columns = types and list(types)
-        self.schema = self._file.schema_arrow
-
-    def __enter__(self) -> _ParquetBlocks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        yield from self._file.iter_batches(columns=self._columns)
-
-
 def plain_ids(ids: np.ndarray) -> np.ndarray:
     """Convert ids to int64 if all are integers, or texts of integers; else to text."""
     if ids.dtype == object:
@@ -312,15 +302,18 @@ def plain_ids(ids: np.ndarray) -> np.ndarray:
     return ids
 
 
-def _is_value(cell: str) -> bool:
-    """Return whether a cell is a number or a truth value."""
-    if cell.lower() in ("true", "false"):
-        return True
+def is_number(value: object) -> bool:
+    """Return whether a value is a number, or the text of one."""
     try:
-        float(cell)
+        float(str(value))
     except ValueError:
         return False
     return True
+
+
+def _is_value(cell: str) -> bool:
+    """Return whether a cell is a number or a truth value."""
+    return is_number(cell) or cell.lower() in ("true", "false")
 
 
 def _is_list(kind: pa.DataType) -> bool:

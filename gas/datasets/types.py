@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gas.datasets.roles import leave_out
-from gas.datasets.tables import plain_ids
+from gas.datasets.tables import is_number, plain_ids
 
 Names = list[str | int]
 
@@ -24,9 +24,6 @@ def number_types(codes: np.ndarray, distinct: np.ndarray, file: Path) -> tuple[T
 
     Returns:
         The number of each type, of shape ``[n]``, int64, and the names by number.
-
-    Raises:
-        ValueError: If a type is missing, or types are fractions.
     """
     check_no_missing_types(codes, distinct, file)
     places, names = sort_types(distinct, file)
@@ -36,11 +33,7 @@ def number_types(codes: np.ndarray, distinct: np.ndarray, file: Path) -> tuple[T
 def check_no_missing_types(
     codes: np.ndarray, distinct: np.ndarray, file: Path, first: int = 0
 ) -> None:
-    """Refuse missing, empty and NaN types, and dates; ``first`` is the number of the first row.
-
-    Raises:
-        ValueError: Naming the first such row.
-    """
+    """Refuse missing, empty and NaN types, and dates; ``first`` is the number of the first row."""
     blank = distinct == "" if distinct.dtype.kind in "UO" else distinct != distinct
     codes = np.where(np.isin(codes, np.flatnonzero(blank)), -1, codes)
     if (codes < 0).any():
@@ -49,25 +42,21 @@ def check_no_missing_types(
             "missing, or rename the column if it is an attribute"
         )
     if distinct.dtype.kind in "mM":
-        raise type_error(file, distinct[0].item())
+        raise _type_error(file, distinct[0].item())
 
 
 def sort_types(distinct: np.ndarray, file: Path) -> tuple[np.ndarray, Names]:
-    """Return the number of each distinct type, of shape ``[types]``, and the names by number.
-
-    Raises:
-        ValueError: If they are fractions.
-    """
+    """Return the number of each distinct type, of shape ``[types]``, and the names by number."""
     distinct = plain_ids(distinct)
     kind = distinct.dtype.kind
-    are_numbers = all(map(_is_number, distinct.tolist())) if kind in "UO" else kind not in "iu"
+    are_numbers = all(map(is_number, distinct.tolist())) if kind in "UO" else kind not in "iu"
     if len(distinct) and are_numbers:
-        raise type_error(file, distinct[0].item())
+        raise _type_error(file, distinct[0].item())
     names, places = np.unique(distinct, return_inverse=True)
     return places.reshape(-1).astype(np.int64), names.tolist()
 
 
-def type_error(file: Path, name: object) -> ValueError:
+def _type_error(file: Path, name: object) -> ValueError:
     """Return the error of a type that is neither a name nor an integer."""
     return ValueError(
         f"{file} has the type {name!r}, expected names or integers: rename the column if it is an "
@@ -75,26 +64,14 @@ def type_error(file: Path, name: object) -> ValueError:
     )
 
 
-def _is_number(name: object) -> bool:
-    try:
-        float(str(name))
-    except ValueError:
-        return False
-    return True
-
-
-def encode_types(array: np.ndarray, file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the code of each type in an array, of shape ``[n]``, and the distinct types."""
+def number_array(array: np.ndarray, file: Path) -> tuple[Tensor, Names]:
+    """Number the types in an array; see :func:`number_types`."""
     distinct, codes = np.unique(check_types(array, file), return_inverse=True)
-    return codes.reshape(-1), distinct
+    return number_types(codes.reshape(-1), distinct, file)
 
 
 def check_types(array: np.ndarray, file: Path) -> np.ndarray:
-    """Return an array of types in shape ``[n]``.
-
-    Raises:
-        ValueError: If it has another shape or type.
-    """
+    """Return an array of types in shape ``[n]``."""
     flat = array[:, 0] if array.shape[1:] == (1,) else array
     if flat.ndim != 1 or flat.dtype.kind not in "iuU":
         raise ValueError(
@@ -105,11 +82,7 @@ def check_types(array: np.ndarray, file: Path) -> np.ndarray:
 
 
 def read_names(file: Path) -> Names:
-    """Read the names of types, one line each, in the order of their numbers.
-
-    Raises:
-        ValueError: If a name is empty, or occurs twice.
-    """
+    """Read the names of types, one line each, in the order of their numbers."""
     try:
         names: Names = [line.strip() for line in file.read_text("utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -121,9 +94,10 @@ def read_names(file: Path) -> Names:
     return names
 
 
-def leave_out_names(file: Path, key: str) -> None:
-    """Warn of a file with names of types if there are no types."""
-    leave_out([f"the file {file.name} without {key}.npy"], str(file.parent))
+def leave_out_names(file: Path | None, key: str) -> None:
+    """Warn of a file with names of types, if there is one, where there are no types."""
+    if file is not None:
+        leave_out([f"the file {file.name} without {key}.npy"], str(file.parent))
 
 
 def place_types(names: Names, listed: Names, file: Path) -> np.ndarray:
@@ -133,9 +107,6 @@ def place_types(names: Names, listed: Names, file: Path) -> np.ndarray:
         names: The types: names in the list, or numbers of its lines.
         listed: The list, from :func:`read_names`.
         file: The file of the list.
-
-    Raises:
-        ValueError: If a type isn't in the list.
     """
     known: dict[object, int] = {name: number for number, name in enumerate(listed)}
     if all(isinstance(name, int) for name in names):

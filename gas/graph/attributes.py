@@ -32,12 +32,11 @@ def is_node_list(key: str, value: object) -> bool:
 def is_row_per_node(data: Data, key: str) -> bool:
     """Return whether ``data[key]`` is a tensor with one row per node."""
     value, sizes = data[key], _sizes(data)
-    if not isinstance(value, Tensor) or not _is_by_row(data, key, value):
+    if not isinstance(value, Tensor):
         return False
     if sizes is None:
-        return data.is_node_attr(key)
-    per_node = value.dim() > 0 and value.size(0) == sizes[0]
-    return per_node and (sizes[0] != sizes[1] or "edge" not in key)
+        return _is_by_row(data, key, value) and data.is_node_attr(key)
+    return is_sized_per_node(data, key, value, sizes)
 
 
 def count_nodes_and_edges(data: Data) -> tuple[int, int]:
@@ -59,8 +58,7 @@ def is_row_per_edge(data: Data, key: str) -> bool:
         return False
     if sizes is None:
         return data.is_edge_attr(key)
-    per_edge = value.dim() > 0 and value.size(0) == sizes[1]
-    return per_edge and (sizes[0] != sizes[1] or "edge" in key)
+    return value.size(0) == sizes[1] and (sizes[0] != sizes[1] or "edge" in key)
 
 
 def keys_by_row(data: Data, keys: list[str]) -> tuple[list[str], list[str]]:

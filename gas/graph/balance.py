@@ -24,9 +24,6 @@ def find_classes(data: Data, balance: object) -> Tensor:
     """Return the classes that :func:`gas.cluster` is to balance, of shape ``[N, K]``.
 
     A mask gives two columns: whether a node is in it, and the labels of those that are.
-
-    Raises:
-        ValueError: If the graph has no such attribute.
     """
     if not isinstance(balance, str):
         return check_classes(balance, int(data.num_nodes or 0))
@@ -47,11 +44,7 @@ def find_classes(data: Data, balance: object) -> Tensor:
 
 
 def check_classes(classes: object, num_nodes: int) -> Tensor:
-    """Return classes of nodes as whole numbers from 0, of shape ``[N, K]``.
-
-    Raises:
-        ValueError: If they aren't one or several whole numbers, or booleans, for each node.
-    """
+    """Return classes of nodes as whole numbers from 0, of shape ``[N, K]``."""
     if not isinstance(classes, Tensor) or classes.is_floating_point() or classes.is_complex():
         what = classes.dtype if isinstance(classes, Tensor) else f"a {type(classes).__name__}"
         raise ValueError(
@@ -80,9 +73,6 @@ def balance_parts(part: Tensor, num_parts: int, classes: Tensor, edges: Edges) -
             classifications. If each refines another, all can be balanced; otherwise they may
             contradict each other, and a warning is given.
         edges: The graph.
-
-    Returns:
-        The part of each node, of shape ``[N]``.
     """
     part = part.clone()
     if num_parts == 1 or classes.numel() == 0:

@@ -295,11 +295,7 @@ class _Partition:
 
 
 def _remove_parts(data: Data) -> tuple[Data, Tensor | None]:
-    """Return a graph of one part without ``parts`` and ``perm``, and its ``perm``.
-
-    Raises:
-        ValueError: If it has several parts.
-    """
+    """Return a graph of one part without ``parts`` and ``perm``, and its ``perm``."""
     if BATCH_SIZE in data:  # Of other parts, or of a mini-batch of PyG's.
         data = copy.copy(data)
         del data[BATCH_SIZE]

@@ -49,9 +49,6 @@ def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index")
             a ``torch_sparse.SparseTensor``.
         num_nodes: The number of nodes. (default: what ``adj`` says)
         name: What error messages call ``adj``. (default: ``"edge_index"``)
-
-    Raises:
-        ValueError: If ``adj`` is no graph, or ``num_nodes`` doesn't fit it.
     """
     layout = layout_of(adj, name)
     size = layout.size(adj)
@@ -89,11 +86,7 @@ def _check_ends(edges: Edges, name: str) -> Edges:
 
 
 def check_ids(ids: Tensor, num_nodes: int, name: str) -> None:
-    """Refuse ids of nodes outside ``[0, num_nodes)``.
-
-    Raises:
-        ValueError: Naming one.
-    """
+    """Refuse ids of nodes outside ``[0, num_nodes)``."""
     if ids.numel() == 0:
         return
     low, high = (int(v) for v in torch.aminmax(ids))
@@ -114,9 +107,6 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
 
     Weights are the values of ``adj_t``, or ``data.edge_weight``; with ``edge_weight=False`` they
     are left out. A graph that has both must list its edges in the same order.
-
-    Raises:
-        ValueError: If edges, weights or node-level tensors don't fit each other.
     """
     adj_t, edge_index = data.get("adj_t"), data.get("edge_index")
     if adj_t is None and edge_index is None:
@@ -151,9 +141,6 @@ def read_csr(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]:
 
     An ``adj_t`` that is ``torch.sparse_csr`` with sorted columns, such as that of a graph folder,
     is not copied; anything else is read by :func:`read_graph` and sorted.
-
-    Raises:
-        ValueError: If edges, weights or node-level tensors don't fit each other.
     """
     adj_t = data.get("adj_t")
     if isinstance(adj_t, Tensor) and "edge_index" not in data and adj_t.device.type == "cpu":
@@ -202,11 +189,7 @@ def _check_fits(data: Data, num_rows: int) -> None:
 
 
 def check_nodes(data: Data, num_nodes: int) -> None:
-    """Refuse attributes without one row per node that should have one, such as masks.
-
-    Raises:
-        ValueError: Naming the attribute.
-    """
+    """Refuse attributes without one row per node that should have one, such as masks."""
     for key, value in data:
         per_node = key in ("x", "y", "n_id") or key.endswith("_mask")
         if not per_node or not isinstance(value, Tensor) or value.dim() == 0:
@@ -219,11 +202,7 @@ def check_nodes(data: Data, num_nodes: int) -> None:
 
 
 def check_edge_rows(data: Data, num_edges: int) -> None:
-    """Refuse ``edge_attr`` and ``edge_type`` without one row per edge.
-
-    Raises:
-        ValueError: Naming the attribute.
-    """
+    """Refuse ``edge_attr`` and ``edge_type`` without one row per edge."""
     for key in ("edge_attr", "edge_type"):
         value = data.get(key)
         if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) != num_edges:
@@ -234,11 +213,7 @@ def check_edge_rows(data: Data, num_edges: int) -> None:
 
 
 def check_weight(weight: Tensor | None, start: int = 0) -> None:
-    """Refuse weights, those of the edges from ``start`` on, that aren't finite.
-
-    Raises:
-        ValueError: Naming the first.
-    """
+    """Refuse weights, those of the edges from ``start`` on, that aren't finite."""
     if weight is None or not weight.is_floating_point():
         return
     for first in range(0, weight.numel(), BLOCK):

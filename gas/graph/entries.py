@@ -111,9 +111,6 @@ def find_changed_rows(
     Args:
         before: ``rowptr``, ``col``, and tensors with a row for each entry, such as weights.
         after: The same afterwards; rows may have been appended.
-
-    Returns:
-        The rows, in increasing order.
     """
     (old_ptr, old_col, old_values), (new_ptr, new_col, new_values) = before, after
     num_old, num_new = old_ptr.numel() - 1, new_ptr.numel() - 1
@@ -124,10 +121,7 @@ def find_changed_rows(
     new_at = torch.repeat_interleave(is_alike, size)
     differs = old_col[old_at] != new_col[new_at]
     for old, new in zip(old_values, new_values, strict=True):
-        differs |= (
-            (old[old_at] != new[new_at]).flatten(1).any(1)
-            if old.dim() > 1
-            else (old[old_at] != new[new_at])
-        )
+        change = old[old_at] != new[new_at]
+        differs |= change.flatten(1).any(1) if change.dim() > 1 else change
     is_alike[entry_rows(new_ptr, new_at.nonzero().view(-1)[differs])] = False
     return (~is_alike).nonzero().view(-1)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
+from torch_geometric.utils import cumsum
 
 from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, is_node_list
 from gas.graph.balance import balance_parts
@@ -57,12 +58,7 @@ def edge_type_name(kind: EdgeType) -> str:
 
 
 def types_of(data: HeteroData) -> Types:
-    """Return the types of a graph, and check its edges and the sizes of its tensors.
-
-    Raises:
-        ValueError: If it has no nodes or edges, edges of types that have no nodes, or ids that
-            don't exist, naming the type.
-    """
+    """Return the types of a graph, and check its edges and the sizes of its tensors."""
     sizes: dict[str, int] = {}
     for name in data.node_types:
         store = data[name]
@@ -106,15 +102,12 @@ def types_of(data: HeteroData) -> Types:
             check_ids(ids, sizes[name], f"edge_index of {edge_type_name(kind)}")
         counts.append(edge_index.size(1))
     nodes, edges = tuple(sizes), tuple(data.edge_types)
-    return Types(nodes, edges, _offsets(list(sizes.values())), _offsets(counts))
+    first_node, first_edge = (cumsum(torch.tensor(n)) for n in (list(sizes.values()), counts))
+    return Types(nodes, edges, first_node, first_edge)
 
 
 def check_features(data: HeteroData) -> None:
-    """Refuse NaN and infinite features of nodes and edges.
-
-    Raises:
-        ValueError: Naming the type.
-    """
+    """Refuse NaN and infinite features of nodes and edges."""
     for name in data.node_types:
         check_finite(f"data['{name}'].x", data[name].get("x"))
     for kind in data.edge_types:
@@ -122,11 +115,7 @@ def check_features(data: HeteroData) -> None:
 
 
 def with_csr_types(data: HeteroData) -> HeteroData:
-    """Convert sparse features to CSR; return the graph itself if they are.
-
-    Raises:
-        ValueError: If those of a type are no matrix of numbers.
-    """
+    """Convert sparse features to CSR; return the graph itself if they are."""
     out = data
     for name in data.node_types:
         x = data[name].get("x")
@@ -135,11 +124,6 @@ def with_csr_types(data: HeteroData) -> HeteroData:
             out = copy.copy(data) if out is data else out
             out[name].x = made
     return out
-
-
-def _offsets(counts: list[int]) -> Tensor:
-    """Return the first position of each of consecutive ranges, then the total."""
-    return torch.tensor([0, *counts]).cumsum(0)
 
 
 def to_homogeneous_edges(data: HeteroData, types: Types) -> Edges:
@@ -154,10 +138,7 @@ def to_homogeneous_edges(data: HeteroData, types: Types) -> Edges:
 
 
 def cluster_heterogeneous(
-    data: HeteroData,
-    num_parts: Any,
-    options: PartitionOptions,
-    check: bool,
+    data: HeteroData, num_parts: Any, options: PartitionOptions, check: bool
 ) -> HeteroData:
     """Partition a heterogeneous graph; see :func:`gas.cluster`. Each type gets ``parts``."""
     data = with_csr_types(data)
@@ -216,7 +197,7 @@ def _permute(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> He
                 store[key] = select_rows(value, perm)
         store.num_nodes = size
         store[PERM] = perm
-        store[PARTS] = _offsets(torch.bincount(mine, minlength=num_parts).tolist())
+        store[PARTS] = cumsum(torch.bincount(mine, minlength=num_parts))
     for kind in types.edges:
         store = out[kind]
         for key in ("edge_index", "edge_label_index"):
@@ -241,11 +222,7 @@ def is_edge_row(data: HeteroData, kind: EdgeType, key: str, size: int) -> bool:
 
 
 def parts_of(data: HeteroData, types: Types) -> list[Tensor]:
-    """Return the parts of each type, each of shape ``[num_parts + 1]``.
-
-    Raises:
-        ValueError: If it has none.
-    """
+    """Return the parts of each type, each of shape ``[num_parts + 1]``."""
     found = [data[name].get(PARTS) for name in types.nodes]
     if any(not isinstance(parts, Tensor) for parts in found):
         raise ValueError("the graph has no 'parts': cut it, data = gas.cluster(data, num_parts)")

@@ -45,7 +45,8 @@ class Layout(abc.ABC):
 
     def num_rows(self, adj: Any) -> int | None:
         """Return the number of rows; ``None`` for an ``edge_index``, which has no size."""
-        return int(adj.size(0))
+        size = self.size(adj)
+        return None if size is None else size[0]
 
     def size(self, adj: Any) -> tuple[int, int] | None:
         """Return the number of rows and of columns; ``None`` for an ``edge_index``."""
@@ -131,9 +132,6 @@ class _EdgeIndex(Layout):
     def make(self, rowptr: Tensor, col: Tensor, value: Tensor | None, num_cols: int) -> Tensor:
         return torch.stack([col, ptr2index(rowptr.long(), col.numel())])
 
-    def num_rows(self, adj: Any) -> int | None:
-        return None
-
     def size(self, adj: Any) -> tuple[int, int] | None:
         return None
 
@@ -215,15 +213,7 @@ for _layout in (_Csr(), _EdgeIndex(), _SparseTensorLayout()):
 
 
 def layout_of(adj: Any, name: str = "adj") -> Layout:
-    """Return the layout of an adjacency.
-
-    Args:
-        adj: The adjacency.
-        name: What the error calls it. (default: ``"adj"``)
-
-    Raises:
-        ValueError: If it is no adjacency.
-    """
+    """Return the layout of an adjacency."""
     for layout in _SEARCHED:
         if layout.holds(adj):
             return layout
@@ -235,12 +225,7 @@ def layout_of(adj: Any, name: str = "adj") -> Layout:
 
 
 def find_layout(name: str) -> Layout:
-    """Return the layout of a name.
-
-    Raises:
-        ValueError: If there is no such layout.
-        ImportError: If ``torch-sparse`` is needed and missing.
-    """
+    """Return the layout of a name."""
     if name not in _MADE:
         raise ValueError(f"'layout' is {name!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
     if name == "sparse_tensor" and not WITH_TORCH_SPARSE:

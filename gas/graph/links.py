@@ -23,11 +23,7 @@ def are_linked(rowptr: Tensor, col: Tensor, pairs: Tensor) -> Tensor:
 
 
 def read_pairs(data: Data, num_nodes: int) -> Tensor:
-    """Return the pairs of nodes of ``data.edge_label_index``, of shape ``[2, K]``, int64.
-
-    Raises:
-        ValueError: If there are none, or they are no pairs of nodes.
-    """
+    """Return the pairs of nodes of ``data.edge_label_index``, of shape ``[2, K]``, int64."""
     pairs = data.get(PAIRS)
     if pairs is None:
         raise ValueError(

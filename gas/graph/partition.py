@@ -1,8 +1,6 @@
 """Partition a graph into parts, by METIS or KaMinPar or at random, and cache the result.
 
-METIS puts neighbours into the same part, so that fewer halo rows have to be pulled, with less
-staleness (Fey et al., ICML 2021, Section 3). After :func:`gas.permute`, every part is one
-contiguous range of rows, so that a push is one copy per part.
+Neighbours in one part need fewer halo rows, with less staleness (Fey et al., ICML 2021, Section 3).
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch_geometric.utils import cumsum
 
 from gas.graph.balance import balance_parts, check_classes
 from gas.graph.edges import Edges, read_edges
@@ -147,8 +146,7 @@ def find_parts(
         if log:
             moved = int((part != before).sum())
             print(f"Moved {moved:,} nodes to balance the parts", file=sys.stderr)
-    ptr = torch.zeros(num_parts + 1, dtype=torch.long)
-    torch.cumsum(torch.bincount(part, minlength=num_parts), 0, out=ptr[1:])
+    ptr = cumsum(torch.bincount(part, minlength=num_parts))
     return torch.sort(part, stable=True).indices, ptr
 
 
@@ -170,10 +168,6 @@ def find_shards(
     Returns:
         ``perm`` and ``ptr`` as of :func:`metis`, and the first row of every shard, of shape
         ``[shards + 1]``.
-
-    Raises:
-        ValueError: If the parts don't divide among the shards, or a shard has fewer nodes than
-            parts.
     """
     _check_num_parts(num_parts, edges.num_nodes)
     if num_parts % shards:

@@ -55,9 +55,6 @@ def to_integer_weights(weight: object, num_edges: int) -> Tensor:
 
     Integers up to :data:`MOST_WEIGHT` stay as they are. Others are scaled, so that the largest
     becomes that, and rounded up, so that only zeros become zero.
-
-    Raises:
-        ValueError: If they aren't one number for each edge, none of them negative, not all zero.
     """
     if not isinstance(weight, Tensor) or weight.is_complex() or weight.dtype == torch.bool:
         what = weight.dtype if isinstance(weight, Tensor) else f"a {type(weight).__name__}"

@@ -81,8 +81,7 @@ def permute_edges(data: Data, edges: Edges, perm: Tensor, log: bool, in_place: b
     writable = _writable(data, perm) if in_place else frozenset[str]()
     out = copy.copy(data)
     for key in (PARTS, SHARDS, BATCH_SIZE) if PARTS in out else (SHARDS,):
-        if key in out:
-            del out[key]
+        out.pop(key, None)
     for key, value in data:
         if isinstance(value, dict) and any(isinstance(rows, Tensor) for rows in value.values()):
             del out[key]
@@ -93,7 +92,9 @@ def permute_edges(data: Data, edges: Edges, perm: Tensor, log: bool, in_place: b
             out[key] = renumber_ids(key, value, new_id)
         elif is_row_per_node(data, key):
             if key in writable:
-                _rearrange(value, perm)
+                width = LINE_BYTES // value.element_size()  # Some columns at a time.
+                for block in value.split(width, dim=1) if value.dim() == 2 else [value]:
+                    block.copy_(block[perm])
             else:
                 out[key] = select_rows(value, perm)
     if "adj_t" in data:
@@ -136,12 +137,6 @@ def _writable(data: Data, perm: Tensor) -> frozenset[str]:
     )
 
 
-def _rearrange(x: Tensor, index: Tensor) -> None:
-    """Assign ``x[:] = x[index]``, some columns at a time."""
-    for block in x.split(LINE_BYTES // x.element_size(), dim=1) if x.dim() == 2 else [x]:
-        block.copy_(block[index])
-
-
 def _look_up(new_id: Tensor, ids: Tensor, in_place: bool) -> Tensor:
     """Return ``new_id[ids]``, perhaps in the memory of ``ids``."""
     if not in_place:
@@ -152,11 +147,7 @@ def _look_up(new_id: Tensor, ids: Tensor, in_place: bool) -> Tensor:
 
 
 def renumber_ids(key: str, ids: Tensor, new_id: Tensor) -> Tensor:
-    """Return the new ids of the nodes in a list.
-
-    Raises:
-        ValueError: If there is no such node.
-    """
+    """Return the new ids of the nodes in a list."""
     ids = ids.long()
     if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= new_id.numel()):
         low, high = int(ids.min()), int(ids.max())

@@ -88,11 +88,7 @@ def partition_report(data: Data, ptr: Tensor | None = None) -> PartitionReport:
 
 
 def check_ptr(ptr: Any, num_nodes: int) -> None:
-    """Refuse parts that don't cover the nodes ``0 .. num_nodes - 1``.
-
-    Raises:
-        ValueError: Naming the first fault.
-    """
+    """Refuse parts that don't cover the nodes ``0 .. num_nodes - 1``."""
     if not isinstance(ptr, Tensor) or ptr.dtype != torch.long or ptr.dim() != 1 or len(ptr) < 2:
         what = f"{ptr.dtype} of shape {list(ptr.shape)}" if isinstance(ptr, Tensor) else repr(ptr)
         cure = ", such as data.parts after data = gas.cluster(data, num_parts)"

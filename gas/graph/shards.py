@@ -8,14 +8,14 @@ edges in other shards. Replicas have features and history rows, but no edges int
 from __future__ import annotations
 
 import copy
-import weakref
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.data import Data
 
 from gas.graph.attributes import (
@@ -257,22 +257,9 @@ def _fingerprint(data: Data, bounds: Tensor) -> int:
 # One per process ----------------------------------------------------------------------------------
 
 
-class _LocalGraph(NamedTuple):
-    """Cached local graph of the graph ``of``, which it doesn't keep alive."""
-
-    of: weakref.ref[Data]
-    versions: GraphVersions
-    local: Data
-
-
-_last: _LocalGraph | None = None  # Several loaders are often made of one graph.
-
-
-def _forget(whole: weakref.ref[Data]) -> None:
-    """Remove the cached local graph when its whole graph is deleted."""
-    global _last
-    if _last is not None and _last.of is whole:
-        _last = None
+# The last whole graph, which isn't kept alive, with its versions and its local graph: several
+# loaders are often made of one graph.
+_LAST: Any = WeakIdKeyDictionary()
 
 
 def local_graph(data: Data) -> Data:
@@ -292,11 +279,9 @@ def local_graph(data: Data) -> Data:
             f"'data' is cut into {data[SHARDS].numel() - 1} shards, but there are {num_ranks} "
             f"processes: cut it with shards={num_ranks}, or start as many processes as shards"
         )
-    global _last
-    last = _last  # Another thread may replace it.
-    is_same = last is not None and last.of() is data and not last.versions.find_changes(data)
-    if last is None or not is_same or last.local[SHARD].rank != rank:
-        last = _last = _LocalGraph(
-            weakref.ref(data, _forget), GraphVersions(data), shard_of(data, rank)
-        )
-    return last.local
+    versions, local = _LAST.get(data, (None, None))  # Another thread may replace it.
+    if versions is None or versions.find_changes(data) or local[SHARD].rank != rank:
+        versions, local = GraphVersions(data), shard_of(data, rank)
+        _LAST.clear()
+        _LAST[data] = versions, local
+    return local

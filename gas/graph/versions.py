@@ -24,11 +24,7 @@ def version(tensor: Tensor) -> int:
 
 
 class Versions:
-    """Version counters of some tensors; changes by ``.data`` or NumPy aren't counted.
-
-    Args:
-        tensors: The tensors.
-    """
+    """Version counters of some tensors; changes by ``.data`` or NumPy aren't counted."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors = [(tensor, version(tensor)) for tensor in tensors]
@@ -42,11 +38,7 @@ class Versions:
 
 
 class GraphVersions:
-    """Version counters of the tensors of a graph, by the names of its attributes.
-
-    Args:
-        data: The graph.
-    """
+    """Version counters of the tensors of a graph, by the names of its attributes."""
 
     def __init__(self, data: Data) -> None:
         self._seen = {key: (value, Versions(_tensors(value))) for key, value in _attributes(data)}
@@ -74,10 +66,6 @@ def remember_original(graph: Data, data: Data) -> None:
 
 def find_original_graph(graph: Data, names: Collection[str]) -> Data | None:
     """Return edges and selected attributes of the graph that was passed to :func:`gas.cluster`.
-
-    Args:
-        graph: The clustered graph.
-        names: The attributes.
 
     Returns:
         The original graph; ``None`` if it was clustered in another process, or if one of these

@@ -9,10 +9,10 @@ are durable writes of files, strict JSON, memory, cores, checks of arguments and
 from gas.native.attention import Dropout
 from gas.native.augment import EgoGraph, ego_hop, find_kept_entries, on_host, subset
 from gas.native.buffers import BufferPool, allocate_pinned, empty, idle_bytes, zeros
-from gas.native.cache import cache_dir
 from gas.native.checks import (
     MOST_INT32,
     assert_range,
+    cache_dir,
     check_index,
     check_integer,
     check_range,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gas.native import extension as native
 from gas.native.dropout import dropout as drop
-from gas.native.matrix import Matrix, address, native_matrix, native_transpose, run
+from gas.native.matrix import Matrix, native_matrix, native_transpose, run_typed
 
 
 class Dropout(NamedTuple):
@@ -48,22 +48,10 @@ def attention(
     positive = torch.empty_like(out) if keep_state else out.new_empty(0)
     if not native.has_kernels(x, source, target, m.col):
         return _attention_torch(m, x, source, target, slope, dropout)
-    run(
-        "attention",
-        x,
-        native_matrix(m),
-        native_attention(heads, width, slope, dropout),
-        x.data_ptr(),
-        source.data_ptr(),
-        target.data_ptr(),
-        out.data_ptr(),
-        [maximum.data_ptr(), total.data_ptr(), weight.data_ptr(), address(positive)],
-    )
+    options = native_attention(heads, width, slope, dropout)
+    state = [maximum, total, weight, positive]
+    run_typed("attention", x, native_matrix(m), options, x, source, target, out, state)
     return out, maximum, total, weight, positive
-
-
-def _state_address(positive: Tensor) -> int:
-    return positive.data_ptr() if positive.numel() else 0
 
 
 def native_attention(heads: int, width: int, slope: float, dropout: Dropout) -> object:
@@ -87,46 +75,36 @@ def attention_backward(
     if not native.has_kernels(x, source, target, m.col):
         return _attention_backward_torch(m, x, source, target, slope, dropout, grad)
     heads, width = x.size(1), x.size(2)
-    maximum, total, weight, positive = state
     grad_x, grad_source = torch.empty_like(x), torch.empty_like(source)
     grad_target = torch.empty_like(target)
     scratch = target.new_empty(4 * target.numel())
-    run(
-        "attention_backward",
-        x,
-        native_transpose(m),
-        m.num_rows,
-        native_attention(heads, width, slope, dropout),
-        x.data_ptr(),
-        source.data_ptr(),
-        target.data_ptr(),
-        out.data_ptr(),
-        grad.data_ptr(),
-        [maximum.data_ptr(), total.data_ptr(), weight.data_ptr(), address(positive)],
-        scratch.data_ptr(),
-        grad_x.data_ptr(),
-        grad_source.data_ptr(),
-        grad_target.data_ptr(),
-    )
-    return grad_x, grad_source, grad_target
+    settings = m.num_rows, native_attention(heads, width, slope, dropout)
+    given = x, source, target, out, grad, list(state), scratch
+    grads = grad_x, grad_source, grad_target
+    run_typed("attention_backward", x, native_transpose(m), *settings, *given, *grads)
+    return grads
 
 
 def _weights_torch(
     m: Matrix, source: Tensor, target: Tensor, slope: float, dropout: Dropout
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for every entry and head, the weight, dropout's factor and leaky's derivative."""
-    row, col = m.row, m.col.long()
-    raw = source[col] + target[row]
+    raw = source[m.col.long()] + target[m.row]
     bend = torch.where(raw > 0, raw.new_ones(()), raw.new_tensor(slope))
-    score = raw * bend
+    return *softmax_torch(m, raw * bend, dropout), bend
+
+
+def softmax_torch(m: Matrix, score: Tensor, dropout: Dropout) -> tuple[Tensor, Tensor]:
+    """Return the weight of every entry and head by its score, and dropout's factor."""
+    row = m.row
     index = row[:, None].expand_as(score)
-    maximum = score.new_zeros(target.shape)
+    maximum = score.new_zeros(m.num_rows, score.size(1))
     maximum.scatter_reduce_(0, index, score, "amax", include_self=False)
     power = (score - maximum[row]).exp()
-    total = torch.zeros_like(target).index_add_(0, row, power)
+    total = torch.zeros_like(maximum).index_add_(0, row, power)
     ones = torch.ones_like(power, dtype=torch.float64)
     keep = ones if dropout.p == 0 else drop(ones, dropout.p, dropout.seed)
-    return power / total[row], keep.to(power), bend
+    return power / total[row], keep.to(power)
 
 
 def _attention_torch(

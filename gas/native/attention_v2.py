@@ -6,15 +6,14 @@ import torch
 from torch import Tensor
 
 from gas.native import extension as native
-from gas.native.attention import Dropout, native_attention
-from gas.native.dropout import dropout as drop
-from gas.native.matrix import TYPES, Matrix, native_matrix, native_transpose, run
+from gas.native.attention import Dropout, native_attention, softmax_torch
+from gas.native.matrix import TYPES, Matrix, native_matrix, native_transpose, run_typed
 
 
 def attention_v2(
     m: Matrix, source: Tensor, target: Tensor, att: Tensor, slope: float, dropout: Dropout
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention over the entries of each row; see ``csrc/operators/attention_v2.h``.
+    """Compute attention over the entries of each row; see ``csrc/operators/attention_v2.h``.
 
     Args:
         m: The matrix.
@@ -31,15 +30,8 @@ def attention_v2(
         return _attention_v2_torch(m, source, target, att, slope, dropout)
     out = torch.empty_like(target)
     maximum, total = (att.new_empty(m.num_rows, att.size(0)) for _ in range(2))
-    run(
-        "attention_v2",
-        source,
-        native_matrix(m),
-        _layer(source, target, att, slope, dropout),
-        out.data_ptr(),
-        maximum.data_ptr(),
-        total.data_ptr(),
-    )
+    layer = _layer(source, target, att, slope, dropout)
+    run_typed("attention_v2", source, native_matrix(m), layer, out, maximum, total)
     return out, maximum, total
 
 
@@ -67,18 +59,9 @@ def attention_v2_backward(
     # Without rows, nothing runs on CUDA that would write zeros to att's.
     grads = torch.empty_like(source), torch.empty_like(target), torch.zeros_like(att)
     scratch = maximum.new_empty(4 * maximum.numel())  # The CPU needs three of four.
-    run(
-        "attention_v2_backward",
-        source,
-        native_matrix(m),
-        native_transpose(m),
-        _layer(source, target, att, slope, dropout),
-        out.data_ptr(),
-        grad.data_ptr(),
-        maximum.data_ptr(),
-        total.data_ptr(),
-        scratch.data_ptr(),
-        *(tensor.data_ptr() for tensor in grads),
+    settings = native_matrix(m), native_transpose(m), _layer(source, target, att, slope, dropout)
+    run_typed(
+        "attention_v2_backward", source, *settings, out, grad, maximum, total, scratch, *grads
     )
     return grads
 
@@ -89,15 +72,7 @@ def _weights_torch(
     """Of every entry and head: the weight, dropout's factor, what leaky takes, its derivative."""
     raw = source[m.col.long()].to(att.dtype) + target[m.row].to(att.dtype)
     bend = torch.where(raw > 0, raw.new_ones(()), raw.new_tensor(slope))
-    score = (raw * bend * att).sum(dim=-1)
-    maximum = score.new_zeros(m.num_rows, att.size(0))
-    index = m.row[:, None].expand_as(score)
-    maximum.scatter_reduce_(0, index, score, "amax", include_self=False)
-    power = (score - maximum[m.row]).exp()
-    total = torch.zeros_like(maximum).index_add_(0, m.row, power)
-    ones = torch.ones_like(power, dtype=torch.float64)
-    keep = ones if dropout.p == 0 else drop(ones, dropout.p, dropout.seed)
-    return power / total[m.row], keep.to(power), raw, bend
+    return *softmax_torch(m, (raw * bend * att).sum(dim=-1), dropout), raw, bend
 
 
 def _attention_v2_torch(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.index import ptr2index
 
 from gas.native import extension as native
 from gas.native.dropout import random_bits
@@ -52,21 +53,11 @@ def subset(
     if not native.has_kernels(k, among):
         return _subset_torch(size, k, seed, device, among)
     drawn = torch.empty(size, dtype=torch.bool, device=k.device)
-    members = 0 if among is None else among.data_ptr()
-    if not on_host(k):
-        k = k.long()
-        address = k.data_ptr(), seed, members, drawn.data_ptr()
-        native.run("draw_subset", k.device, size, *address)
-        return drawn
-    native.C.draw_subset(
-        size,
-        int(k),
-        seed,
-        members,
-        size if count is None else int(count),
-        drawn.data_ptr(),
-        torch.get_num_threads(),
-    )
+    if on_host(k):
+        among_count = size if count is None else int(count)
+        native.run("draw_subset", k.device, size, int(k), seed, among, among_count, drawn)
+    else:
+        native.run("draw_subset", k.device, size, k.long(), seed, among, drawn)
     return drawn
 
 
@@ -113,15 +104,8 @@ def find_kept_entries(rowptr: Tensor, ids: Tensor, kept: Tensor) -> tuple[Tensor
         entry = kept.index_select(0, ids).nonzero().view(-1)
         return entry, torch.searchsorted(entry, rowptr.long()).to(torch.int32)
     entry, out = torch.empty_like(ids), torch.empty_like(rowptr)
-    count = native.C.kept_entries(
-        rowptr.data_ptr(),
-        rowptr.numel() - 1,
-        ids.data_ptr(),
-        kept.data_ptr(),
-        out.data_ptr(),
-        entry.data_ptr(),
-        torch.get_num_threads(),
-    )
+    size = rowptr.numel() - 1
+    count = native.run("kept_entries", rowptr.device, rowptr, size, ids, kept, out, entry)
     return entry[:count], out
 
 
@@ -158,14 +142,12 @@ def ego_hop(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
         return _ego_hop_torch(graph, kept, x)
     out = torch.empty_like(x)
     matrix = native_sparse(x.size(0), graph.rowptr, graph.col, graph.unit, graph.start)
-    address = kept.data_ptr(), graph.loops.data_ptr(), x.data_ptr(), out.data_ptr()
-    native.run("ego_hop", x.device, matrix, *address)
+    native.run("ego_hop", x.device, matrix, kept, graph.loops, x, out)
     return out
 
 
 def _ego_hop_torch(graph: EgoGraph, kept: Tensor, x: Tensor) -> Tensor:
-    nodes = torch.arange(x.size(0), device=x.device)
-    row = torch.repeat_interleave(nodes, graph.rowptr.diff(), output_size=graph.col.numel())
+    row = ptr2index(graph.rowptr.long(), graph.col.numel())
     values = x.index_select(0, graph.col)
     values[:, 0] *= kept if graph.unit is None else kept.index_select(0, graph.unit)
     return (graph.loops[:, None] * x).index_add_(0, row, values)

@@ -1,8 +1,4 @@
-"""A pool that reuses host memory.
-
-Reading rows into a new tensor of some megabytes is slow, because the system clears its pages first
-(measured: 3-4 GB/s into a new tensor, 10-20 GB/s into one that was used before).
-"""
+"""A pool that reuses host memory: the system clears new pages first, which takes most of a read."""
 
 from __future__ import annotations
 
@@ -27,11 +23,7 @@ MOST_IDLE_BYTES = 512 << 20  # Size of the idle blocks that all models share.
 
 
 def zeros(num_bytes: int) -> np.ndarray:
-    """Allocate host memory, in huge pages if available.
-
-    Rows read at random from a large table miss the cache of page addresses: huge pages made pulls
-    1.2 times faster (measured: 16.8 and 20.8 GB/s for rows of 256 bytes).
-    """
+    """Allocate host memory, in huge pages if available, which random reads are faster from."""
     if num_bytes < HUGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(num_bytes, dtype=np.uint8)
     return _pages(num_bytes)
@@ -51,12 +43,8 @@ def _pages(num_bytes: int) -> np.ndarray:
 def allocate_pinned(num_bytes: int) -> np.ndarray:
     """Allocate exactly the requested host memory, for access by GPUs over the bus.
 
-    PyTorch's allocator would round up to the next power of two. It would also wait for kernels
-    before it reuses the memory; here, the caller of kernels keeps a reference to the array until
-    they have ended.
-
-    Raises:
-        MemoryError: If the system or CUDA refuses.
+    PyTorch's allocator would round up to the next power of two. The caller of kernels keeps a
+    reference to the array until they have ended.
     """
     array = _pages(num_bytes)
     address = array.ctypes.data

@@ -1,9 +1,10 @@
-"""Checks of integers and ids."""
+"""Checks of integers and ids, and folders."""
 
 from __future__ import annotations
 
 import contextlib
 import numbers
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +20,7 @@ def check_integer(
 ) -> None:
     """Raise ``ValueError`` unless ``value`` is a whole number, of Python or numpy, within bounds.
 
-    Args:
-        name: The name in the error.
-        value: The number.
-        least: The minimum.
-        most: The maximum. (default: none)
-        expected: The expected value in the error. (default: the bounds)
+    ``expected`` is what the error expects. (default: the bounds)
     """
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if whole and least <= value and (most is None or value <= most):  # type: ignore[operator]
@@ -33,16 +29,15 @@ def check_integer(
     raise ValueError(f"'{name}' is {value!r}, expected {expected or f'an integer {bounds}'}")
 
 
+def cache_dir() -> Path:
+    """Return the cache folder: ``$GAS_CACHE_DIR``, or ``gas`` in the user's cache."""
+    if "GAS_CACHE_DIR" in os.environ:
+        return Path(os.environ["GAS_CACHE_DIR"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gas"
+
+
 def make_folder(name: str, path: Path) -> None:
-    """Make a folder and its parents, unless it exists.
-
-    Args:
-        name: The name of the argument in the error.
-        path: The folder.
-
-    Raises:
-        OSError: If it can't be made, with the system's number and the cure.
-    """
+    """Make a folder and its parents, unless it exists."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -79,11 +74,7 @@ def check_range(name: str, index: Tensor, size: int) -> None:
 
 @contextlib.contextmanager
 def explain_missing_cuda(what: str) -> Iterator[None]:
-    """Add the cure to errors that PyTorch raises in this context because there is no CUDA.
-
-    Args:
-        what: The objects that are moved to a device, for the error.
-    """
+    """Add the cure to errors that PyTorch raises in this context because there is no CUDA."""
     try:
         yield
     except (AssertionError, RuntimeError) as error:

@@ -80,10 +80,9 @@ _usage = CoreUsage()  # Shared by the process: an epoch may be shorter than INTE
 
 
 def has_idle_cores() -> bool:
-    """Return whether PyTorch's threads leave a core idle.
+    """Return whether PyTorch's threads leave a core idle, for transfers beside the computation.
 
-    If they don't, transfers that overlap with the computation would only interrupt it. Cores that
-    other processes keep busy aren't idle, according to the last measurement of
+    Cores that other processes keep busy aren't idle, by the last measurement of
     :func:`share_cores`.
     """
     is_recent = time.monotonic() - _usage.measured_at <= MAX_AGE
@@ -178,13 +177,12 @@ _local = _Local()
 def share_cores(share: bool = True) -> Iterator[Callable[[], None]]:
     """Compute on as many threads as there are cores that no other process keeps busy.
 
-    Every parallel loop of PyTorch waits until each of its threads has run. If another process uses
-    the core of one of them, that takes some milliseconds in each of an epoch's hundreds of loops;
-    with one thread fewer it takes none. The number is between one and the caller's, which is set
-    again at the end. With one thread, and on systems other than Linux, nothing is done. Loaders and
-    inference use this context themselves. Contexts may be nested: one with ``share=False`` keeps
-    all threads. A loop that is left early ends the context when its iterator is deleted, or when
-    another such context ends; ``iterator.close()`` ends it at once.
+    Every parallel loop of PyTorch waits for a thread whose core another process uses. The number is
+    between one and the caller's, which is set again at the end. With one thread, and on systems
+    other than Linux, nothing is done. Loaders and inference use this context themselves. Contexts
+    may be nested: one with ``share=False`` keeps all threads. A loop that is left early ends the
+    context when its iterator is deleted, or when another such context ends; ``iterator.close()``
+    ends it at once.
 
     Args:
         share: Adjust the number of threads. (default: ``True``)

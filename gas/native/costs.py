@@ -1,13 +1,10 @@
 """Choose between our kernels and PyTorch's on a CUDA device, by a table of measured costs.
 
-Rows of a table on the device are moved, and rows are added up over neighbours, by the kernels of
-``csrc`` or by PyTorch's (``index_select``, ``index_copy_``, cuSPARSE). Which are faster depends on
-the device and on the width of rows. :func:`gas.native.measure_costs.measure` measures both and
-keeps the table in the cache, for devices of the same name and this version of PyTorch. Without a
-table, and on the CPU, our kernels are used.
-
-cuSPARSE may add up in another order in every run: :func:`torch.use_deterministic_algorithms`
-excludes it.
+Which are faster at moving rows of a table, and at sums over neighbours, depends on the device and
+on the width of rows. :func:`gas.native.measure_costs.measure` measures both and keeps the table in
+the cache, for devices of the same name and this version of PyTorch. Without a table, and on the
+CPU, our kernels are used. cuSPARSE may add up in another order in every run:
+:func:`torch.use_deterministic_algorithms` excludes it.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gas.native.cache import cache_dir
+from gas.native.checks import cache_dir
 
 MARGIN = 0.95  # PyTorch must take less than this share of our time: noise must not decide.
 
@@ -79,11 +76,7 @@ def _read_kernel_costs() -> Costs:
 
 
 def save_costs(device: torch.device, costs: dict[str, dict[str, dict[str, float]]]) -> None:
-    """Write the measured costs of a device to the cache, and use them from now on.
-
-    Raises:
-        OSError: If it can't be written.
-    """
+    """Write the measured costs of a device to the cache, and use them from now on."""
     file, every = _costs_path(), _read_kernel_costs()
     every[_device_key(device)] = costs
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -60,40 +60,18 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
         out = table.new_empty(index.numel(), *table.shape[1:], device=index.device)
     if not _launches(index) or costs.prefers_torch_move("gather", table):
         return torch.index_select(table, 0, index, out=out)
-    native.launch(
-        "cuda_gather_rows",
-        index.device,
-        table.data_ptr(),
-        _row_bytes(table),
-        index.data_ptr(),
-        index.numel(),
-        out.data_ptr(),
-        _most_blocks(table, index.device),
-    )
+    rows = table, _row_bytes(table), index, index.numel(), out
+    native.launch("cuda_gather_rows", index.device, *rows, _most_blocks(table, index.device))
     return out
 
 
 def scatter_rows(table: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Set ``table[index] = rows``; any of several rows with the same index wins.
-
-    Args:
-        table: Contiguous, on the device of ``index`` or in pinned host memory.
-        index: The rows, of shape ``[n]``, int64, on the device.
-        rows: Their values, contiguous, of the table's dtype, on the device.
-    """
+    """Set ``table[index] = rows``, as :func:`gather_rows` reads; any of equal indices wins."""
     if not _launches(index) or costs.prefers_torch_move("scatter", table):
         table.index_copy_(0, index, rows)
         return
-    native.launch(
-        "cuda_scatter_rows",
-        index.device,
-        rows.data_ptr(),
-        _row_bytes(table),
-        index.data_ptr(),
-        index.numel(),
-        table.data_ptr(),
-        _most_blocks(table, index.device),
-    )
+    moved = rows, _row_bytes(table), index, index.numel(), table
+    native.launch("cuda_scatter_rows", index.device, *moved, _most_blocks(table, index.device))
 
 
 def encode(codec: str, x: Tensor) -> Tensor:
@@ -102,9 +80,7 @@ def encode(codec: str, x: Tensor) -> Tensor:
         return encode_torch(codec, x)
     n, width = x.shape
     rows = torch.empty(n, num_stored_columns(codec, width), dtype=torch.uint8, device=x.device)
-    native.launch(
-        "cuda_encode_int8", x.device, x.data_ptr(), n, width, rows.size(1), rows.data_ptr()
-    )
+    native.launch("cuda_encode_int8", x.device, x, n, width, rows.size(1), rows)
     return rows
 
 
@@ -123,14 +99,6 @@ def decode(codec: str, rows: Tensor, out: Tensor, index: Tensor | None = None) -
         # A conversion between types of floating point needs no tensor in between.
         out.copy_(decode_torch(codec, rows, out.size(1)) if codec == "int8" else rows)
         return
-    native.launch(
-        "cuda_decode_int8",
-        out.device,
-        rows.data_ptr(),
-        0 if index is None else index.data_ptr(),
-        out.size(0),
-        out.size(1),
-        rows.size(1),
-        out.data_ptr(),
-        _most_blocks(rows, out.device),
-    )
+    sizes = out.size(0), out.size(1), rows.size(1)
+    blocks = _most_blocks(rows, out.device)
+    native.launch("cuda_decode_int8", out.device, rows, index, *sizes, out, blocks)

@@ -8,10 +8,9 @@ from torch import Tensor
 from gas.native import buffers
 from gas.native import extension as native
 from gas.native.checks import check_index
+from gas.native.matrix import run_typed
 from gas.native.rows import gather_rows
 from gas.native.transfer import CODECS, Job
-
-_TYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 def dropout(x: Tensor, p: float, seed: int) -> Tensor:
@@ -29,31 +28,21 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     if not native.on_cpu(x):
         return _dropout_torch(x, threshold, scale, seed)
     out = buffers.empty(x.size(0), x.size(1), x) if x.dim() == 2 else torch.empty_like(x)
-    options = threshold, scale, seed, out.data_ptr()
-    native.run(f"dropout_{_TYPES[x.dtype]}", x.device, x.data_ptr(), x.numel(), *options)
+    options = threshold, scale, seed
+    run_typed("dropout", x, x, x.numel(), *options, out)
     return out
 
 
 def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
-    """Compute ``dropout(gather_rows(table, index), p, seed)`` in one pass.
-
-    Args:
-        table: A float32 or float64 table of shape ``[rows, width]``, on the CPU.
-        index: The rows to read, of shape ``[n]``, int64.
-        p: See :func:`dropout`.
-        seed: See :func:`dropout`.
-
-    Raises:
-        IndexError: If an index is outside ``[0, rows)``.
-    """
+    """Compute ``dropout(gather_rows(table, index), p, seed)``, on the CPU in one pass."""
     if not native.on_cpu(table, index) or not table.is_contiguous() or table.is_neg():
         return dropout(gather_rows(table, index), p, seed)
     check_index("index", index)
     index = index.contiguous()
     out = buffers.empty(index.numel(), table.size(1), table)
-    rows = table.data_ptr(), table.size(0), table.size(1), index.data_ptr(), index.numel()
-    options = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
-    native.run(f"gather_dropout_{_TYPES[table.dtype]}", table.device, *rows, *options)
+    rows = table, table.size(0), table.size(1), index, index.numel()
+    options = round(p * 2**32), 1.0 / (1.0 - p), seed
+    run_typed("gather_dropout", table, *rows, *options, out)
     return out
 
 
@@ -65,9 +54,6 @@ def gather_decode(table: Tensor, codec: str, width: int, index: Tensor) -> Tenso
         codec: The codec of the rows, a key of ``CODECS``.
         width: The width of decoded rows.
         index: The rows to read, of shape ``[n]``, int64.
-
-    Raises:
-        IndexError: If an index is outside ``[0, N)``.
     """
     out = buffers.empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
     Job.pull(table, index.contiguous(), out, codec, width).run()
@@ -77,27 +63,15 @@ def gather_decode(table: Tensor, codec: str, width: int, index: Tensor) -> Tenso
 def gather_decode_dropout(
     table: Tensor, codec: str, width: int, index: Tensor, p: float, seed: int
 ) -> Tensor:
-    """Compute ``dropout(gather_decode(table, codec, width, index), p, seed)`` in one pass.
-
-    Args:
-        table: See :func:`gather_decode`.
-        codec: See there.
-        width: See there.
-        index: See there.
-        p: See :func:`dropout`.
-        seed: See :func:`dropout`.
-
-    Raises:
-        IndexError: If an index is outside ``[0, N)``.
-    """
+    """Compute ``dropout(gather_decode(table, codec, width, index), p, seed)`` in one pass."""
     if not native.on_cpu(table, index):
         return dropout(gather_decode(table, codec, width, index), p, seed)
     check_index("index", index)
     index = index.contiguous()
     out = buffers.empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
-    rows = table.data_ptr(), table.size(0), width, index.data_ptr(), index.numel()
-    options = round(p * 2**32), 1.0 / (1.0 - p), seed, out.data_ptr()
-    native.run("gather_decode_dropout", table.device, CODECS[codec], *rows, *options)
+    rows = table, table.size(0), width, index, index.numel()
+    options = round(p * 2**32), 1.0 / (1.0 - p), seed
+    native.run("gather_decode_dropout", table.device, CODECS[codec], *rows, *options, out)
     return out
 
 

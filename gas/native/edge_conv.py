@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gas.native import extension as native
-from gas.native.matrix import Matrix, address, native_matrix, native_transpose, run, sum_type
+from gas.native.matrix import Matrix, native_matrix, native_transpose, run_typed, sum_type
 
 
 def edge_conv(
@@ -37,16 +37,8 @@ def edge_conv(
         return _edge_conv_torch(m, target, source, activation, parameter, mean)
     out = torch.empty_like(target)
     slope = torch.empty_like(target) if keep_state else target.new_empty(0)
-    run(
-        "edge_conv",
-        target,
-        native_matrix(m),
-        _native_edge_conv(activation, parameter, target.size(1), mean),
-        target.data_ptr(),
-        source.data_ptr(),
-        out.data_ptr(),
-        address(slope),
-    )
+    options = _native_edge_conv(activation, parameter, target.size(1), mean)
+    run_typed("edge_conv", target, native_matrix(m), options, target, source, out, slope)
     return out, slope
 
 
@@ -57,16 +49,8 @@ def edge_conv_backward(
     if not native.has_kernels(target, source, m.col):
         return _edge_conv_backward_torch(m, target, source, activation, parameter, grad)
     out = torch.empty_like(source)
-    run(
-        "edge_conv_backward",
-        target,
-        native_transpose(m),
-        _native_edge_conv(activation, parameter, target.size(1), False),
-        target.data_ptr(),
-        source.data_ptr(),
-        grad.data_ptr(),
-        out.data_ptr(),
-    )
+    options = _native_edge_conv(activation, parameter, target.size(1), False)
+    run_typed("edge_conv_backward", target, native_transpose(m), options, target, source, grad, out)
     return out
 
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import re
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -93,14 +94,35 @@ def computes_on(device: torch.device) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and C is not None and C.WITH_CUDA)
 
 
-def run(name: str, device: torch.device, *arguments: object) -> None:
+_NUMBERS = frozenset((bool, float, int))
+
+
+def to_addresses(arguments: Iterable[Any]) -> list[Any]:
+    """Replace tensors, also in lists, by the addresses of their elements, and ``None`` by 0."""
+    values: list[Any] = []
+    for value in arguments:  # The most frequent types first: small batches spend their time here.
+        kind = type(value)
+        if kind is Tensor:
+            values.append(value.data_ptr())
+        elif kind in _NUMBERS:
+            values.append(value)
+        elif value is None:
+            values.append(0)
+        elif kind is list:
+            values.append(to_addresses(value))
+        else:
+            values.append(value.data_ptr() if isinstance(value, Tensor) else value)
+    return values
+
+
+def run(name: str, device: torch.device, *arguments: object) -> Any:
     """Call a function of csrc/ on the CPU, or on the current stream of a CUDA device.
 
-    A device's scratch is PyTorch's.
+    Tensors are passed by address; see :func:`to_addresses`. A device's scratch is PyTorch's.
     """
+    values = to_addresses(arguments)
     if device.type == "cpu":
-        getattr(C, name)(*arguments, torch.get_num_threads())
-        return
+        return getattr(C, name)(*values, torch.get_num_threads())
     scratch: list[Tensor] = []
 
     def allocate(size: int) -> int:
@@ -109,13 +131,14 @@ def run(name: str, device: torch.device, *arguments: object) -> None:
 
     with _use_device(device):
         stream = torch.cuda.current_stream().cuda_stream
-        getattr(C, name)(*arguments, C.Stream(stream, allocate))
+        return getattr(C, name)(*values, C.Stream(stream, allocate))
 
 
 def launch(name: str, device: torch.device, *arguments: object) -> None:
     """Call a function of csrc/ that needs no scratch on the current stream of a CUDA device."""
     with _use_device(device):
-        getattr(C, name)(*arguments, torch.cuda.current_stream().cuda_stream)
+        stream = torch.cuda.current_stream().cuda_stream
+        getattr(C, name)(*to_addresses(arguments), stream)
 
 
 _SAME_DEVICE = contextlib.nullcontext()

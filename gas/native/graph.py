@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.index import ptr2index
+from torch_geometric.utils import cumsum
 
 from gas.native import extension as native
 from gas.native.checks import check_index, check_range
@@ -41,22 +43,10 @@ def coo_to_csr(
         rowptr, out_col, perm = _coo_to_csr_torch(row, col, num_rows)
         return rowptr, out_col.to(dtype), perm.to(dtype)
     row, col = row.contiguous(), col.contiguous()
-    rowptr, out_col, perm = (
-        row.new_empty(num_rows + 1),
-        torch.empty_like(col, dtype=dtype),
-        torch.empty_like(col, dtype=dtype),
-    )
-    function = native.C.coo_to_csr_int32 if dtype == torch.int32 else native.C.coo_to_csr_int64
-    function(
-        row.data_ptr(),
-        col.data_ptr(),
-        row.numel(),
-        num_rows,
-        rowptr.data_ptr(),
-        out_col.data_ptr(),
-        perm.data_ptr(),
-        torch.get_num_threads(),
-    )
+    rowptr = row.new_empty(num_rows + 1)
+    out_col, perm = (torch.empty_like(col, dtype=dtype) for _ in range(2))
+    name = "coo_to_csr_int32" if dtype == torch.int32 else "coo_to_csr_int64"
+    native.run(name, row.device, row, col, row.numel(), num_rows, rowptr, out_col, perm)
     return rowptr, out_col, perm
 
 
@@ -64,9 +54,7 @@ def _coo_to_csr_torch(row: Tensor, col: Tensor, num_rows: int) -> tuple[Tensor, 
     check_range("row", row, num_rows)
     by_col = torch.sort(col, stable=True).indices
     perm = by_col[torch.sort(row[by_col], stable=True).indices]
-    rowptr = row.new_zeros(num_rows + 1)
-    torch.cumsum(torch.bincount(row, minlength=num_rows), 0, out=rowptr[1:])
-    return rowptr, col[perm], perm
+    return cumsum(torch.bincount(row, minlength=num_rows)), col[perm], perm
 
 
 def symmetrize_edges(
@@ -102,18 +90,9 @@ def symmetrize_edges(
     room = 2 * src.numel()  # The system allocates only pages that are written.
     col = torch.empty(room, dtype=dtype)
     out_weight = None if weight is None else src.new_empty(room)
-    kept = native.C.undirected(
-        src.data_ptr(),
-        dst.data_ptr(),
-        0 if weight is None else weight.data_ptr(),
-        src.numel(),
-        num_nodes,
-        col.element_size(),
-        rowptr.data_ptr(),
-        col.data_ptr(),
-        0 if out_weight is None else out_weight.data_ptr(),
-        torch.get_num_threads(),
-    )
+    sizes = src.numel(), num_nodes, col.element_size()
+    out = rowptr, col, out_weight
+    kept = native.run("undirected", src.device, src, dst, weight, *sizes, *out)
     return rowptr, col[:kept], None if out_weight is None else out_weight[:kept]
 
 
@@ -130,9 +109,7 @@ def _symmetrize_edges_torch(
             0, which, weight.long().repeat(2)[keep]
         )
         row, col, weight = row[weight > 0], col[weight > 0], weight[weight > 0]
-    rowptr = src.new_zeros(num_nodes + 1)
-    torch.cumsum(torch.bincount(row, minlength=num_nodes), 0, out=rowptr[1:])
-    return rowptr, col.to(dtype), weight
+    return cumsum(torch.bincount(row, minlength=num_nodes)), col.to(dtype), weight
 
 
 class Batch(NamedTuple):
@@ -235,20 +212,11 @@ class Relabeler:
             out_eid = empty(num_edges, dtype=torch.int64)
             if weight is not None:
                 out_weight = empty(num_edges, dtype=weight.dtype)
-            num_halo = self._native.cut(
-                rowptr,
-                self.col.data_ptr(),
-                0 if e_id is None else e_id.data_ptr(),
-                8 if e_id is None else e_id.element_size(),
-                0 if weight is None else weight.data_ptr(),
-                0 if weight is None else weight.element_size(),
-                dtype.itemsize,
-                out_rowptr.data_ptr(),
-                out_col.data_ptr(),
-                out_eid.data_ptr(),
-                0 if out_weight is None else out_weight.data_ptr(),
-                torch.get_num_threads(),
-            )
+            id_bytes = 8 if e_id is None else e_id.element_size()
+            weight_bytes = 0 if weight is None else weight.element_size()
+            given = rowptr, self.col, e_id, id_bytes, weight, weight_bytes, dtype.itemsize
+            out = native.to_addresses((*given, out_rowptr, out_col, out_eid, out_weight))
+            num_halo = self._native.cut(*out, torch.get_num_threads())
             n_id = empty(size + num_halo, dtype=torch.int64)
             self._native.list(n_id.data_ptr())
         return Batch(out_rowptr, out_col, out_eid, n_id, out_weight)
@@ -288,11 +256,6 @@ def has_sorted_rows(rowptr: Tensor, col: Tensor, strict: bool = False) -> bool:
     return True
 
 
-def relabel_one_hop(rowptr: Tensor, col: Tensor, nodes: Tensor) -> Batch:
-    """Cut one mini-batch out of a graph; see :class:`Relabeler`, which many batches share."""
-    return Relabeler(rowptr, col)(nodes)
-
-
 def _relabel_torch(
     rowptr: Tensor, col: Tensor, nodes: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -303,10 +266,8 @@ def _relabel_torch(
     if nodes.numel() and int((local >= 0).sum()) != nodes.numel():
         raise ValueError("'nodes' lists a node twice")
 
-    count = rowptr[nodes + 1] - rowptr[nodes]
-    out_rowptr = rowptr.new_zeros(nodes.numel() + 1)
-    torch.cumsum(count, 0, out=out_rowptr[1:])
-    row = torch.repeat_interleave(torch.arange(nodes.numel(), device=nodes.device), count)
+    out_rowptr = cumsum(rowptr[nodes + 1] - rowptr[nodes])
+    row = ptr2index(out_rowptr)
     e_id = torch.arange(row.numel(), device=nodes.device) + (rowptr[nodes] - out_rowptr[:-1])[row]
 
     is_halo = torch.zeros(num_nodes, dtype=torch.bool, device=nodes.device)

@@ -13,11 +13,7 @@ NUMBERS = re.compile(r"\[\n[\d,\s]+\]")  # Lists of integers, which are written 
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse JSON; refuse duplicate names, NaN and infinite numbers.
-
-    Raises:
-        ValueError: Naming the fault.
-    """
+    """Parse JSON; refuse duplicate names, NaN and infinite numbers."""
     try:
         return json.loads(
             text.decode(), object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant
@@ -40,11 +36,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def read_json(path: Path) -> Any:
-    """Read a file of a graph folder; see :func:`parse_json`.
-
-    Raises:
-        ValueError: If it is invalid, naming the file.
-    """
+    """Read a file of a graph folder; see :func:`parse_json`."""
     try:
         return parse_json(path.read_bytes())
     except ValueError as error:

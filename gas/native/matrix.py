@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.index import ptr2index
 
 from gas.native import extension as native
 from gas.native.checks import assert_range, check_range
@@ -29,7 +30,7 @@ def find_starts(rowptr: Tensor, num_entries: int) -> Tensor:
     start = rowptr.new_empty(_num_starts(rowptr, num_entries))
     if start.numel() > 0:
         rows = native.C.Sparse(rowptr.numel() - 1, num_entries, rowptr.data_ptr(), 0, 0, 0)
-        native.launch("cuda_find_starts", rowptr.device, rows, native.C.STEP, start.data_ptr())
+        native.launch("cuda_find_starts", rowptr.device, rows, native.C.STEP, start)
     return start
 
 
@@ -91,18 +92,12 @@ class Matrix(NamedTuple):
     @property
     def row(self) -> Tensor:
         """The row of every entry, of shape ``[entries]``, int64."""
-        rows = torch.arange(self.num_rows, device=self.rowptr.device)
-        return torch.repeat_interleave(rows, self.rowptr.diff(), output_size=self.col.numel())
+        return ptr2index(self.rowptr.long(), self.col.numel())
 
 
-def run(name: str, x: Tensor, *arguments: object) -> None:
+def run_typed(name: str, x: Tensor, *arguments: object) -> None:
     """Call a kernel for the type of ``x`` on its device."""
     native.run(f"{name}_{TYPES[x.dtype]}", x.device, *arguments)
-
-
-def address(tensor: Tensor | None) -> int:
-    """Return the address of a tensor's elements; 0 for none."""
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def native_matrix(m: Matrix) -> object:
@@ -126,8 +121,8 @@ def native_sparse(
     start: Tensor | None = None,
 ) -> object:
     """Return compressed rows in the form of the kernels."""
-    optional = [0 if tensor is None else tensor.data_ptr() for tensor in (entry, start)]
-    return native.C.Sparse(num_rows, col.numel(), rowptr.data_ptr(), col.data_ptr(), *optional)
+    addresses = native.to_addresses((rowptr, col, entry, start))
+    return native.C.Sparse(num_rows, col.numel(), *addresses)
 
 
 def transpose(
@@ -144,21 +139,10 @@ def transpose(
     """
     if not native.on_cpu(rowptr, col):  # On CUDA, too: a stable sort.
         return _transpose_torch(rowptr, col, num_cols, kept)
-    t_rowptr, t_col, t_entry = (
-        rowptr.new_empty(num_cols + 1),
-        torch.empty_like(col),
-        torch.empty_like(col),
-    )
-    native.C.transpose(
-        native_sparse(rowptr.numel() - 1, rowptr, col),
-        num_cols,
-        kept,
-        t_rowptr.data_ptr(),
-        t_col.data_ptr(),
-        t_entry.data_ptr(),
-        torch.get_num_threads(),
-    )
-    return t_rowptr, t_col, t_entry
+    out = rowptr.new_empty(num_cols + 1), torch.empty_like(col), torch.empty_like(col)
+    matrix = native_sparse(rowptr.numel() - 1, rowptr, col)
+    native.run("transpose", col.device, matrix, num_cols, kept, *out)
+    return out
 
 
 def _transpose_torch(
@@ -169,11 +153,10 @@ def _transpose_torch(
     else:  # The device checks it: the host would have to wait.
         assert_range("col", col, num_cols, "column")
     ordered, entry = torch.sort(col, stable=True)
-    rows = torch.arange(rowptr.numel() - 1, dtype=torch.int32, device=col.device)
-    row = torch.repeat_interleave(rows, rowptr.diff(), output_size=col.numel())
+    row = ptr2index(rowptr, col.numel())
     first = torch.arange(num_cols + 1, dtype=torch.int32, device=col.device).clamp_(max=kept)
     t_rowptr = torch.searchsorted(ordered, first, out_int32=True)
-    return t_rowptr.to(rowptr.dtype), row[entry], entry.to(torch.int32)
+    return t_rowptr.to(rowptr.dtype), row[entry].to(torch.int32), entry.to(torch.int32)
 
 
 def sum_type(x: Tensor) -> torch.dtype:

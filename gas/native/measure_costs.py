@@ -35,9 +35,6 @@ def measure(
     Returns:
         Seconds, by operation, size and way: of ``"gather"`` and ``"scatter"`` the size is the bytes
         of a row, of ``"sum"`` and ``"weighted sum"`` the width.
-
-    Raises:
-        OSError: If they can't be kept.
     """
     device = torch.device(device)
     found: dict[str, Any] = {}

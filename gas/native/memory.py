@@ -45,7 +45,7 @@ def free_memory(device: torch.device | None = None) -> int:
     """
     if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = [_kilobytes("/proc/meminfo", "MemAvailable")]
+    free = [_bytes_in_proc("/proc/meminfo", "MemAvailable")]
     for limit, used in CGROUPS:
         files = Path("/sys/fs/cgroup") / limit, Path("/sys/fs/cgroup") / used
         if all(file.exists() for file in files):
@@ -56,7 +56,7 @@ def free_memory(device: torch.device | None = None) -> int:
         for kind, counted in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
             allowed = resource.getrlimit(kind)[0]
             if allowed != resource.RLIM_INFINITY:
-                free.append(allowed - (_kilobytes("/proc/self/status", counted) or 0))
+                free.append(allowed - (_bytes_in_proc("/proc/self/status", counted) or 0))
     return max(0, min((f for f in free if f is not None), default=2**63))
 
 
@@ -74,9 +74,6 @@ def explain_full_disk(path: str | Path, text: Callable[[int], str]) -> Iterator[
     Args:
         path: The file or folder that is written.
         text: Returns the error's text for a number of free bytes.
-
-    Raises:
-        OSError: With the system's number, the text and the path.
     """
     try:
         yield
@@ -89,7 +86,7 @@ def explain_full_disk(path: str | Path, text: Callable[[int], str]) -> Iterator[
 
 def resident_bytes() -> int:
     """Return the bytes of this process in memory now; 0 if the system doesn't report them."""
-    return _kilobytes("/proc/self/status", "VmRSS") or 0
+    return _bytes_in_proc("/proc/self/status", "VmRSS") or 0
 
 
 def resident_kinds() -> tuple[float, float]:
@@ -145,8 +142,8 @@ class PeakMemory:
         self.own, self.mapped = max(self.own, own), max(self.mapped, mapped)
 
 
-def _kilobytes(file: str, field: str) -> int | None:
-    """Return a field of a file like /proc/meminfo, in bytes; None on systems without it."""
+def _bytes_in_proc(file: str, field: str) -> int | None:
+    """Return a field of a file like ``/proc/meminfo``, in bytes; ``None`` without it."""
     if not Path(file).exists():
         return None
     for line in Path(file).read_text().splitlines():
@@ -170,9 +167,6 @@ def bytes_of(name: str, value: object) -> int:
         name: The name in the error.
         value: A number of bytes, or a string such as ``"6GB"``, ``"1.5 GiB"`` or ``"500MB"``: 1 GB
             is 10^9 bytes, 1 GiB 2^30.
-
-    Raises:
-        ValueError: If it is neither.
     """
     size = value
     if isinstance(value, str):

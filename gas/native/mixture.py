@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gas.native import extension as native
-from gas.native.matrix import TYPES, Matrix, native_matrix, native_transpose, run, sum_type
+from gas.native.matrix import TYPES, Matrix, native_matrix, native_transpose, run_typed, sum_type
 
 EPS = 1e-15  # PyG's, of variances.
 
@@ -55,7 +55,8 @@ def spread(
         return _add_up(m, rows, mean, transposed, x.dtype)
     size = m.num_cols if transposed else m.num_rows
     out = x.new_empty(size, mixture.mu.size(0), x.size(1))
-    _sum("mixture_spread", m, mixture, x, x.size(1), mean, transposed, out)
+    matrix = native_transpose(m) if transposed else native_matrix(m)
+    run_typed("mixture_spread", x, matrix, mixture.to_native(), x, x.size(1), mean, out)
     return out
 
 
@@ -64,44 +65,16 @@ def collapse(
 ) -> Tensor:
     """Sum rows of each kernel, weighted by it, over kernels and the entries of each row.
 
-    Args:
-        m: The matrix.
-        mixture: The weights of its entries.
-        x: Of shape ``[cols, kernels, width]``, contiguous; of ``rows`` if ``transposed``.
-        mean: Divide by the number of entries. (default: ``False``)
-        transposed: Sum over the entries of each column instead. (default: ``False``)
-
-    Returns:
-        Of shape ``[rows, width]``; ``[cols, width]`` if ``transposed``.
+    ``x`` has the shape of the result of :func:`spread`, and the result that of its ``x``, with rows
+    and columns exchanged.
     """
     if not native.has_kernels(x, *mixture, m.col):
         rows = x[_entry_ends(m, transposed)[1]].to(sum_type(x)) * mixture.weights()[:, :, None]
         return _add_up(m, rows.sum(dim=1), mean, transposed, x.dtype)
     out = x.new_empty(m.num_cols if transposed else m.num_rows, x.size(2))
-    _sum("mixture_collapse", m, mixture, x, x.size(2), mean, transposed, out)
+    matrix = native_transpose(m) if transposed else native_matrix(m)
+    run_typed("mixture_collapse", x, matrix, mixture.to_native(), x, x.size(2), mean, out)
     return out
-
-
-def _sum(
-    name: str,
-    m: Matrix,
-    mixture: Mixture,
-    x: Tensor,
-    width: int,
-    mean: bool,
-    transposed: bool,
-    out: Tensor,
-) -> None:
-    run(
-        name,
-        x,
-        native_transpose(m) if transposed else native_matrix(m),
-        mixture.to_native(),
-        x.data_ptr(),
-        width,
-        mean,
-        out.data_ptr(),
-    )
 
 
 def backward(
@@ -135,21 +108,10 @@ def backward(
     grad_pseudo = torch.empty_like(pseudo) if keep_pseudo else pseudo.new_empty(0)
     # Without rows, nothing runs on CUDA that would write zeros.
     grad_mu, grad_sigma = torch.zeros_like(mu), torch.zeros_like(sigma)
-    run(
-        "mixture_backward",
-        own,
-        native_transpose(m) if transposed else native_matrix(m),
-        mixture.to_native(),
-        own.data_ptr(),
-        other.data_ptr(),
-        other.size(1),
-        out.data_ptr() if keep_out else 0,
-        [
-            grad_pseudo.data_ptr() if keep_pseudo else 0,
-            grad_mu.data_ptr(),
-            grad_sigma.data_ptr(),
-        ],
-    )
+    settings = native_transpose(m) if transposed else native_matrix(m), mixture.to_native()
+    grads: list[Tensor | None] = [grad_pseudo if keep_pseudo else None, grad_mu, grad_sigma]
+    given = own, other, other.size(1), out if keep_out else None
+    run_typed("mixture_backward", own, *settings, *given, grads)
     return out, grad_pseudo, grad_mu, grad_sigma
 
 

@@ -37,13 +37,7 @@ class Ticker:
 
 @contextlib.contextmanager
 def report_progress(what: str, total: int | None = None, log: bool = True) -> Iterator[Ticker]:
-    """Print a line every ten seconds in this context.
-
-    Args:
-        what: The operation.
-        total: The number of its steps. (default: unknown)
-        log: Print the lines. (default: ``True``)
-    """
+    """Print a line every ten seconds in this context."""
     ticker, ended = Ticker(what, total), threading.Event()
 
     def tick() -> None:

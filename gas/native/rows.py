@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch_geometric.utils import cumsum
 
 from gas.native import buffers
 from gas.native import extension as native
@@ -44,15 +45,9 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
     ):  # Never copies a whole table.
         return _gather_rows_torch(table, index, out)
     index = index.contiguous()
-    native.C.gather_rows(
-        table.data_ptr(),
-        table.size(0),
-        math.prod(table.shape[1:]) * table.element_size(),
-        index.data_ptr(),
-        index.numel(),
-        out.data_ptr(),
-        torch.get_num_threads(),
-    )
+    row_bytes = math.prod(table.shape[1:]) * table.element_size()
+    rows = table.data_ptr(), table.size(0), row_bytes, index.data_ptr(), index.numel()
+    native.C.gather_rows(*rows, out.data_ptr(), torch.get_num_threads())
     return out
 
 
@@ -98,17 +93,13 @@ def gather_sparse_rows(x: Tensor, index: Tensor) -> Tensor:
     Args:
         x: A ``torch.sparse_csr`` matrix, of shape ``[rows, F]``.
         index: The rows to read, of shape ``[n]``, int64.
-
-    Raises:
-        IndexError: If an index is outside ``[0, rows)``.
     """
     check_index("index", index)
     check_range("index", index, x.size(0))
     rowptr, col, value = csr_parts(x)
     start = rowptr[index]
     count = rowptr[1:][index] - start
-    out = rowptr.new_zeros(index.numel() + 1)
-    torch.cumsum(count, 0, out=out[1:])
+    out = cumsum(count)
     size = int(out[-1])
     entry = torch.arange(size, device=col.device)
     entry += torch.repeat_interleave(start - out[:-1], count, output_size=size)

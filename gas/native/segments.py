@@ -80,9 +80,6 @@ def write_segments(
         starts: The first position of each segment in ``ids``, of shape ``[n]``, int64.
         ends: The end of each segment in ``ids``.
         offsets: The offset of each segment in the file, in bytes.
-
-    Raises:
-        OSError: If writing fails.
     """
     row_bytes = rows.size(1) * rows.element_size()
     if native.C is not None:
@@ -100,20 +97,12 @@ def write_segments(
 
 
 def read_bytes(file: int, offset: int, out: Tensor) -> None:
-    """Read a contiguous tensor from a file.
-
-    Raises:
-        OSError: If reading fails, or the file is too short.
-    """
+    """Read a contiguous tensor from a file; ``OSError`` if it is too short."""
     _move_all(os.preadv, file, [_byte_view(out)], offset)
 
 
 def write_bytes(file: int, offset: int, rows: Tensor) -> None:
-    """Write a contiguous tensor to a file.
-
-    Raises:
-        OSError: If writing fails.
-    """
+    """Write a contiguous tensor to a file."""
     _move_all(os.pwritev, file, [_byte_view(rows)], offset)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from gas.native import costs
 from gas.native import extension as native
 from gas.native.buffers import empty
-from gas.native.matrix import Matrix, address, native_matrix, native_transpose, run, sum_type
+from gas.native.matrix import Matrix, native_matrix, native_transpose, run_typed, sum_type
 from gas.native.rows import sparse_csr
 
 
@@ -46,8 +46,8 @@ def multiply(
     matrix = native_transpose(m, num_rows) if transposed else native_matrix(m)
     out = empty(num_rows, x.size(1), x)
     num_others = 0 if other is None else m.num_cols - x.size(0)
-    rows = x.data_ptr(), x.size(0), address(other), address(place), num_others
-    run("multiply", x, matrix, address(weight), rows, x.size(1), mean, out.data_ptr())
+    rows = [x, x.size(0), other, place, num_others]
+    run_typed("multiply", x, matrix, weight, rows, x.size(1), mean, out)
     return out
 
 
@@ -79,8 +79,7 @@ def dot_rows(m: Matrix, a: Tensor, b: Tensor) -> Tensor:
         left, right = a[m.row].to(sum_type(a)), b[m.col.long()].to(sum_type(a))
         return (left * right).sum(dim=1).to(a.dtype)
     out = a.new_empty(m.col.numel())
-    address = a.data_ptr(), b.data_ptr(), a.size(1), out.data_ptr()
-    run("dot_rows", a, native_matrix(m), *address)
+    run_typed("dot_rows", a, native_matrix(m), a, b, a.size(1), out)
     return out
 
 
@@ -95,8 +94,7 @@ def extreme(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
         return _extreme_torch(m, x, largest)
     out = empty(m.num_rows, x.size(1), x)
     entry = torch.empty(out.shape, dtype=torch.int32, device=x.device)
-    address = x.data_ptr(), x.size(1), out.data_ptr(), entry.data_ptr()
-    run("extreme", x, native_matrix(m), largest, *address)
+    run_typed("extreme", x, native_matrix(m), largest, x, x.size(1), out, entry)
     return out, entry
 
 
@@ -124,6 +122,6 @@ def extreme_backward(m: Matrix, grad: Tensor, entry: Tensor, num_rows: int) -> T
         out.scatter_add_(0, to.clamp(min=0), torch.where(known, grad, 0).to(out.dtype))
         return out[:num_rows].to(grad.dtype)
     out = empty(num_rows, grad.size(1), grad)
-    address = grad.data_ptr(), entry.data_ptr(), grad.size(1), out.data_ptr()
-    run("extreme_backward", grad, native_transpose(m, num_rows), *address)
+    matrix = native_transpose(m, num_rows)
+    run_typed("extreme_backward", grad, matrix, grad, entry, grad.size(1), out)
     return out

@@ -137,17 +137,8 @@ class Job:
     ) -> Job:
         """Make a job that writes the rows of ``x`` to the rows ``where`` of a table, in order.
 
-        Args:
-            table: See :meth:`pull`.
-            x: The rows, of shape ``[n, width]``, of the same type as ``out`` of :meth:`pull`.
-            where: The rows to write, of shape ``[n]``, int64, the last of duplicates wins; or
-                ranges, as the first row and the number of rows.
-            codec: See :meth:`pull`.
-            width: See :meth:`pull`.
-
-        Raises:
-            ValueError: If a shape or a dtype doesn't fit.
-            IndexError: If a row or a range is outside the table.
+        ``x`` has the shape and type of ``out`` of :meth:`pull`. ``where`` are rows, of shape
+        ``[n]``, int64, of which the last of duplicates wins, or ranges: first row and number.
         """
         if isinstance(where, Tensor):
             check_index("index", where)

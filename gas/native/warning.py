@@ -12,12 +12,7 @@ _SKIPPED = frozenset(("gas", "torch", "torch_geometric", "contextlib", "functool
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn with the file and line of the innermost caller outside of these packages.
-
-    Args:
-        text: What the warning says.
-        category: Its class. (default: that of users)
-    """
+    """Warn with the file and line of the innermost caller outside of these packages."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _package_of(frame.f_globals) in _SKIPPED:
         frame = frame.f_back
@@ -38,12 +33,7 @@ def _package_of(names: dict[str, object]) -> str:
 
 
 def renamed(old: str, new: str) -> Callable[..., Any]:
-    """Make a method under an old name, which warns and calls the method ``new``.
-
-    Args:
-        old: The old name, with that of the class.
-        new: The present name.
-    """
+    """Make a method under an old name, which warns and calls the method ``new``."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         warn(f"{old} is now {new}; the old name works until version 0.3", DeprecationWarning)

@@ -2,7 +2,7 @@
 
 from gas.native import share_cores
 from gas.scalable import activation_bytes
-from gas.training.average import AveragedWeights
+from gas.training.average import AveragedWeights, steps_per_epoch
 from gas.training.callbacks import Callback, MetricLogger
 from gas.training.cost import Candidate, Linear
 from gas.training.epochs import run_epochs
@@ -36,6 +36,7 @@ from gas.training.metrics import (
 from gas.training.planner import Plan, plan, plan_micro_batches
 from gas.training.profile import Profile, profile
 from gas.training.record import Progress, Run, divergence_error, find_nonfinite_tensor, mean_age
+from gas.training.warm_up import raise_rate
 
 __all__ = [
     "AveragedWeights",
@@ -80,11 +81,13 @@ __all__ = [
     "prediction_columns",
     "predictions",
     "profile",
+    "raise_rate",
     "rank_links",
     "run_epochs",
     "score",
     "share_cores",
     "split_mask",
+    "steps_per_epoch",
     "train_epoch",
     "clone_with_histories",
 ]

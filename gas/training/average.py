@@ -60,21 +60,6 @@ class AveragedWeights:
         if self._hook is not None:
             self._hook.remove()
 
-    @classmethod
-    def over_epoch(
-        cls,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        loader: Iterable[Any],
-        micro_batches: int = 1,
-        max_steps: int | None = None,
-    ) -> AveragedWeights:
-        """Average over the steps that :func:`gas.training.train_epoch` makes with a loader."""
-        steps = math.inf if max_steps is None else max_steps
-        if isinstance(loader, Sized):
-            steps = min(steps, math.ceil(len(loader) / micro_batches))
-        return cls(model, optimizer, steps)
-
     @torch.no_grad()
     def _update(self, *_: object) -> None:
         """Add the weights after a step to the average."""
@@ -105,6 +90,16 @@ class AveragedWeights:
         """Restore :meth:`state_dict`."""
         _copy(state["average"], self._average)
         self._steps = state["steps"]
+
+
+def steps_per_epoch(
+    loader: Iterable[Any], micro_batches: int = 1, max_steps: int | None = None
+) -> float:
+    """Return how many steps :func:`gas.training.train_epoch` makes; infinity if it isn't known."""
+    steps = math.inf if max_steps is None else max_steps
+    if isinstance(loader, Sized):
+        steps = min(steps, math.ceil(len(loader) / micro_batches))
+    return steps
 
 
 def _at_least_float32(weight: Tensor) -> Tensor:

@@ -16,13 +16,14 @@ from gas.graph import PERM, open_if_path, to_original_order
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import check_integer, report_progress
 from gas.scalable import ScalableGNN, is_tracked
-from gas.training.average import AveragedWeights, load_kept_weights
+from gas.training.average import AveragedWeights, load_kept_weights, steps_per_epoch
 from gas.training.callbacks import Callback, CallbackList, check_metrics
 from gas.training.epochs import run_epochs
 from gas.training.full_batch import FullBatch, make_full_batch
 from gas.training.loop import check_trainable, train_epoch
 from gas.training.metrics import METRICS, Metric, known_target_mask, split_mask
 from gas.training.record import Progress, Run
+from gas.training.warm_up import raise_rate
 
 
 def fit(
@@ -30,14 +31,11 @@ def fit(
     graph: Data | SubgraphLoader,
     optimizer: torch.optim.Optimizer,
     epochs: int,
-    *,
-    batch_size: int | None = None, grad_norm: float | None = 1.0,
-    correct_drift: bool = True, average_weights: bool = True,
-    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
-    metric: Metric | None = None,
+    *, batch_size: int | None = None, grad_norm: float | None = 1.0,
+    correct_drift: bool = True, average_weights: bool = True, warm_up: int | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None, metric: Metric | None = None,
     metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
-    scheduler: Any = None,
-    callbacks: Sequence[Callback] = (),
+    scheduler: Any = None, callbacks: Sequence[Callback] = (),
     split: int = 0, evaluate_every: int = 1, patience: int | None = None, keep_best: bool = True,
     log: bool = True, on_epoch: Callable[[Run], None] | None = None,
     **options: Any,
@@ -70,6 +68,10 @@ def fit(
         average_weights: Evaluate, and keep, the average of the weights over about the last epoch's
             steps, which is better and steadier than the weights after any of them. Training goes on
             with the weights themselves. (default: ``True``)
+        warm_up: Raise the learning rate linearly over this many epochs: in the first steps all
+            stored rows are stale, and at a high rate a model without a norm can end where it
+            predicts one class. Not for a full batch. (default: ``5``, at most a tenth of
+            ``epochs``)
         loss: The mean loss of outputs and targets of labelled nodes, such as
             ``torch.nn.CrossEntropyLoss(weight=...)`` with a weight for each class.
             (default: the usual one for ``y``; see :func:`gas.training.loss_of`)
@@ -104,7 +106,7 @@ def fit(
         FloatingPointError: If training diverges. The model then has the weights of the best epoch
             before, if there is one.
     """
-    _check(model, epochs, evaluate_every, patience, metric, loss, options)
+    _check(model, epochs, evaluate_every, warm_up, patience, metric, loss, options)
     check_metrics({} if metrics is None else metrics)
     check_trainable(model, optimizer)
     functions = on_epoch, options.pop("on_step", None)
@@ -129,13 +131,16 @@ def fit(
         with average.in_model():
             return called.on_epoch_end(run)
 
-    steps = options.get("micro_batches", 1), options.get("max_steps") if average_weights else 1
-    average = AveragedWeights.over_epoch(model, optimizer, batches, *steps)
+    steps = steps_per_epoch(batches, options.get("micro_batches", 1), options.get("max_steps"))
+    average = AveragedWeights(model, optimizer, steps if average_weights else 1)
     try:
         called.on_fit_start(model, optimizer)
         if not is_whole:
             model.train().refresh(inference, norms=has_norms, log=False)
-        with report_progress("training", epochs, log) as ticker:
+        with (
+            report_progress("training", epochs, log) as ticker,
+            raise_rate(optimizer, 0 if is_whole else warm_up, epochs, progress, steps),
+        ):
             run_epochs(
                 model, table, epoch, partial(_evaluate, full, inference, has_norms), epochs, split,
                 report, metric, patience, options.get("leave_cores", True), keep_best, run,
@@ -170,6 +175,7 @@ def _check(
     model: ScalableGNN,
     epochs: int,
     evaluate_every: int,
+    warm_up: int | None,
     patience: int | None,
     metric: Metric | None,
     loss: Callable[[Tensor, Tensor], Tensor] | None,
@@ -184,6 +190,8 @@ def _check(
         )
     check_integer("epochs", epochs, 1)
     check_integer("evaluate_every", evaluate_every, 1)
+    if warm_up is not None:
+        check_integer("warm_up", warm_up, 0)
     if patience is not None:
         check_integer("patience", patience, 1)
     if metric is not None and not callable(metric) and metric not in METRICS:

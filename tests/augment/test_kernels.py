@@ -161,7 +161,7 @@ def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
 
     def run(name, device, *arguments):
         stream = native.C.Stream(0, lambda size: pytest.fail("no scratch is needed"))
-        getattr(native.C, name)(*arguments, stream)
+        getattr(native.C, name)(*native.extension.to_addresses(arguments), stream)
         called.append(name)
 
     monkeypatch.setattr(kernels, "on_host", lambda tensor: False)

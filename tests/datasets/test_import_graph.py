@@ -14,7 +14,7 @@ from scipy import sparse as scipy_sparse
 
 import gas
 from gas.datasets import import_graph
-from gas.datasets.importing.sorting import PAIR, EdgeSorter, edge_type, is_new
+from gas.datasets.importing.sorting import PAIR, EdgeSorter, edge_record, is_new
 from gas.datasets.nodes import collect_nodes
 from gas.graph import NewFolder
 from gas.graph.ids import Ids
@@ -491,7 +491,7 @@ def test_distinct_ids(monkeypatch):
 
 
 def test_what_is_new():
-    edges = np.zeros(4, edge_type(9, False, 0, False))
+    edges = np.zeros(4, edge_record(9, False, 0, False))
     edges["dst"], edges["src"] = [0, 0, 1, 1], [1, 1, 1, 2]
     assert is_new(edges, PAIR).tolist() == [False, True, True]
-    assert edge_type(2**31, True, 3, True).itemsize == 8 + 8 + 4 + 12 + 1
+    assert edge_record(2**31, True, 3, True).itemsize == 8 + 8 + 4 + 12 + 1

@@ -12,7 +12,7 @@ from torch_geometric.utils import to_torch_csr_tensor, to_undirected
 import gas
 from gas.graph import partition, partitioners
 from gas.graph.edges import Edges
-from gas.native.cache import cache_dir
+from gas.native import cache_dir
 
 METHODS = ["metis", "random", pytest.param("kaminpar", marks=pytest.mark.requires("kaminpar"))]
 

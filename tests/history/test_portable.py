@@ -72,7 +72,7 @@ def test_without_locks_disks_are_refused(monkeypatch, tmp_path):
 
 
 def test_memory_that_nobody_tells(monkeypatch):
-    monkeypatch.setattr(memory, "_kilobytes", lambda file, field: None)
+    monkeypatch.setattr(memory, "_bytes_in_proc", lambda file, field: None)
     monkeypatch.setattr(memory, "CGROUPS", ())
     monkeypatch.setattr(memory, "resource", None)
     assert memory.free_memory() == 2**63

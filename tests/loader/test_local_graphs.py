@@ -166,7 +166,7 @@ def test_the_whole_graph_may_go(monkeypatch):
     del graph
     gc.collect()
     assert gone() is None
-    assert shards._last is None
+    assert not len(shards._LAST)
     assert len(list(loader)) == 2
 
 

@@ -153,7 +153,7 @@ def test_which_sums_ask(monkeypatch):
     monkeypatch.setattr(costs, "prefers_torch_sum", lambda w, x: asked.append(w is None) or True)
     monkeypatch.setattr(sparse.native, "has_kernels", lambda *tensors: True)
     monkeypatch.setattr(sparse, "_multiply_sparse", lambda *inputs: "sparse")
-    monkeypatch.setattr(sparse, "run", lambda *arguments: None)
+    monkeypatch.setattr(sparse, "run_typed", lambda *arguments: None)
     monkeypatch.setattr(sparse, "native_matrix", lambda m: None)
     monkeypatch.setattr(sparse, "native_transpose", lambda m, rows: None)
     x = torch.randn(6, 3)

@@ -237,7 +237,7 @@ def test_relabel_of_few_among_many(threads):
 def test_relabel_by_hand():
     #                       0 <- 3, 0 <- 1, 1 <- 4 (twice), 3 <- 0; batch: 3, 0
     rowptr, col = torch.tensor([0, 2, 4, 4, 5, 5]), torch.tensor([1, 3, 4, 4, 0])
-    rowptr, col, e_id, n_id, _ = graphs.relabel_one_hop(rowptr, col, torch.tensor([3, 0]))
+    rowptr, col, e_id, n_id, _ = graphs.Relabeler(rowptr, col)(torch.tensor([3, 0]))
     assert rowptr.tolist() == [0, 1, 3]
     assert col.tolist() == [1, 0, 2]
     assert e_id.tolist() == [4, 1, 0]
@@ -246,7 +246,7 @@ def test_relabel_by_hand():
 
 def test_relabel_of_columns_in_any_order():
     rowptr, col = torch.tensor([0, 5, 5, 5, 5]), torch.tensor([3, 1, 0, 3, 2])
-    found = graphs.relabel_one_hop(rowptr, col, torch.tensor([0]))
+    found = graphs.Relabeler(rowptr, col)(torch.tensor([0]))
     twin = graphs._relabel_torch(rowptr, col, torch.tensor([0]))
     assert all(torch.equal(mine, other) for mine, other in zip(found[:4], twin, strict=True))
     assert found[1].tolist() == [0, 1, 2, 3, 3]

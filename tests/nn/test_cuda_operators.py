@@ -71,11 +71,12 @@ def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
 
     def run(name, x, *arguments):
         stream = native.C.Stream(0, lambda size: pytest.fail("no scratch is needed"))
-        getattr(native.C, f"{name}_{matrix.TYPES[x.dtype]}")(*arguments, stream)
+        values = native.extension.to_addresses(arguments)
+        getattr(native.C, f"{name}_{matrix.TYPES[x.dtype]}")(*values, stream)
         called.add(name)
 
     for module in (attention, attention_v2, edge_sums, mixture, sparse):
-        monkeypatch.setattr(module, "run", run)
+        monkeypatch.setattr(module, "run_typed", run)
     adj = make_adjacency(0, 0, 0)
     for dtype in TOLERANCE:
         for tensors, f in functions(adj, dtype, 8):

@@ -8,7 +8,7 @@ import torch
 
 from gas import native
 from gas.native.extension import warn_of_second
-from gas.native.graph import Relabeler, coo_to_csr, relabel_one_hop, symmetrize_edges
+from gas.native.graph import Relabeler, coo_to_csr, symmetrize_edges
 from gas.native.rows import gather_rows
 from gas.native.segments import read_segments
 from gas.native.transfer import Engine, Job, JobPolicy
@@ -85,13 +85,13 @@ CASES = {
     "Relabeler, a column too many": lambda t: Relabeler(ROWPTR, ids([1, 5])),
     "Relabeler, weights of other edges": lambda t: Relabeler(ROWPTR, COL, weight=torch.ones(3)),
     "Relabeler, ids of other edges": lambda t: Relabeler(ROWPTR, COL, ids([7])),
-    "relabel_one_hop, a node twice": lambda t: relabel_one_hop(ROWPTR, COL, ids([1, 1])),
-    "relabel_one_hop, a node outside": lambda t: relabel_one_hop(ROWPTR, COL, ids([2])),
-    "relabel_one_hop without extension, a node twice": lambda t: twin(
-        t, lambda: relabel_one_hop(ROWPTR, COL, ids([1, 1]))
+    "Relabeler, a node twice": lambda t: Relabeler(ROWPTR, COL)(ids([1, 1])),
+    "Relabeler, a node outside": lambda t: Relabeler(ROWPTR, COL)(ids([2])),
+    "Relabeler without extension, a node twice": lambda t: twin(
+        t, lambda: Relabeler(ROWPTR, COL)(ids([1, 1]))
     ),
-    "relabel_one_hop without extension, a node outside": lambda t: twin(
-        t, lambda: relabel_one_hop(ROWPTR, COL, ids([2]))
+    "Relabeler without extension, a node outside": lambda t: twin(
+        t, lambda: Relabeler(ROWPTR, COL)(ids([2]))
     ),
     "gather_rows, into another shape": lambda t: gather_rows(THREE, ids([0]), torch.zeros(2, 2)),
     "gather_rows, a row outside": lambda t: gather_rows(THREE, ids([0, 3])),

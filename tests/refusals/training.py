@@ -307,6 +307,7 @@ CASES = {
     "fit, no epochs": lambda t: fit(epochs=0),
     "fit, no patience": lambda t: fit(patience=0),
     "fit, never evaluated": lambda t: fit(evaluate_every=0),
+    "fit, part of an epoch of warm-up": lambda t: fit(warm_up=0.5),
     "fit, an unknown metric": lambda t: fit(metric="f2"),
     "fit, an unknown option": lambda t: fit(clip=1.0),
     "fit, a batch size with a loader": lambda t: fit(load(), batch_size=2),

@@ -42,7 +42,7 @@ def test_it_is_the_loop_of_the_readme(norm, is_small, monkeypatch):
     monkeypatch.setattr("gas.training.full_batch.MOST_NODES", 1000 * is_small)
     run = gas.fit(
         model, graph, adam(model), 4, batch_size=2, keep_best=False, correct_drift=False,
-        average_weights=False, log=False,
+        average_weights=False, warm_up=0, log=False,
     )  # fmt: skip
 
     torch.manual_seed(1)

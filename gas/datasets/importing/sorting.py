@@ -19,7 +19,7 @@ FILE_BYTES = 1 << 20  # The largest block that is read from a file.
 Progress = Callable[[int], None]
 
 
-def edge_type(
+def edge_record(
     num_nodes: int, has_weight: bool, width: int, undirected: bool, has_types: bool = False
 ) -> np.dtype:
     """Return the record of an edge in a temporary file."""
@@ -36,7 +36,7 @@ class EdgeSorter:
 
     Args:
         folder: The folder of temporary files ``edges-*.part``.
-        kind: The record of an edge, from :func:`edge_type`.
+        kind: The record of an edge, from :func:`edge_record`.
         num_nodes: The number of nodes.
         memory: The bytes for sorting.
         progress: Called with the number of edges after each block.
@@ -67,9 +67,6 @@ class EdgeSorter:
         Args:
             file: The file of edges, which isn't removed.
             counts: The number of edges into each node, of shape ``[N]``.
-
-        Raises:
-            ValueError: If the file has another number of edges.
         """
         found, wanted = file.stat().st_size, int(counts.sum()) * self._kind.itemsize
         if found != wanted:

@@ -15,11 +15,12 @@ from tqdm import tqdm
 
 from gas.datasets.arrays import check_classes, check_targets
 from gas.datasets.edges import EdgeStream
-from gas.datasets.features import Features
+from gas.datasets.features import FeatureSource
 from gas.datasets.folder import read_node_table
-from gas.datasets.importing.sorting import Duplicates, EdgeSorter, edge_type
+from gas.datasets.importing.sorting import Duplicates, EdgeSorter, edge_record
 from gas.datasets.masks import with_masks
 from gas.datasets.nodes import Nodes, read_nodes
+from gas.datasets.types import leave_out_names
 from gas.graph import (
     COL,
     ROWPTR,
@@ -63,11 +64,7 @@ class GraphImport:
         self.at_once = max(1024, min(1 << 20, memory // 512))  # Edges that are read at a time.
 
     def run(self) -> None:
-        """Run the remaining stages, and complete the folder.
-
-        Raises:
-            ValueError: If another process writes into the folder.
-        """
+        """Run the remaining stages, and complete the folder."""
         with self.folder.lock():
             self._run()
 
@@ -131,10 +128,9 @@ class GraphImport:
     def _nodes(self) -> dict[str, Any]:
         """Read the nodes, except for their features."""
         with self._bar("Nodes", "edges", None) as bar:
-            found = read_node_table(
+            nodes, data, features = read_node_table(
                 self.path, self.files, self.columns, lambda: self._edge_ids(bar)
             )
-        nodes, data, features = found
         if nodes.num_nodes == 0:
             raise ValueError(f"{self.path} has no nodes, expected at least one")
         if "y" in data:
@@ -186,7 +182,10 @@ class GraphImport:
         ):
             for block in stream.rows(stream.blocks(), nodes):
                 size, width = len(block.src), 0 if block.attr is None else block.attr.shape[1]
-                edges = np.zeros(size, self._edge_type(stream.has_weight, width, stream.has_types))
+                kind = edge_record(
+                    nodes.num_nodes, stream.has_weight, width, undirected, stream.has_types
+                )
+                edges = np.zeros(size, kind)
                 edges["src"], edges["dst"] = block.src, block.dst
                 if block.weight is not None:
                     check_weight(torch.from_numpy(block.weight), first)
@@ -205,28 +204,21 @@ class GraphImport:
         with (self.folder.path / INTO).open("xb") as file:
             counts.tofile(file)
             flush_to_disk(file)
-        found = {
-            "read": first,
-            "weighted": stream.has_weight,
-            "width": width,
-            "flat": stream.attr_is_flat,
-        }
+        found = {"read": first, "weighted": stream.has_weight, "width": width}
+        found["flat"] = stream.attr_is_flat
         if stream.has_types:
             places, names = stream.sort_types()
             return {**found, "types": places.tolist(), "names": names}
-        stream.leave_out_names()
+        leave_out_names(stream.type_names, "edge_type")
         return found
-
-    def _edge_type(self, weighted: bool, width: int, has_types: bool) -> np.dtype:
-        num_nodes = self.found["nodes"]["num_nodes"]
-        return edge_type(num_nodes, weighted, width, self.options["undirected"], has_types)
 
     def _order(self) -> dict[str, Any]:
         """Sort the edges; write rows, columns, weights and attributes."""
         about, num_nodes = self.found["edges"], self.found["nodes"]["num_nodes"]
         weighted, width = about["weighted"], about["width"]
         types = np.array(about["types"], np.int64) if "types" in about else None
-        kind = self._edge_type(weighted, width, types is not None)
+        undirected = self.options["undirected"]
+        kind = edge_record(num_nodes, weighted, width, undirected, types is not None)
         counts = np.fromfile(self.folder.path / INTO, np.int64)
         small = max(num_nodes, int(counts.sum())) <= MOST_INT32
         index = np.dtype(np.int32 if small else np.int64)
@@ -278,7 +270,7 @@ class GraphImport:
             return {"arrays": {}}
         nodes, file = self._load_nodes(), self.files[place["role"]]
         ids = read_nodes(file, place["role"], self.columns).ids
-        features = Features(place["role"], tuple(place["names"]), ids)
+        features = FeatureSource(place["role"], tuple(place["names"]), ids)
         first = next(features.blocks(self.files, self.columns, 1), None)
         width = 0 if first is None else first.shape[1]
         array = Array("x.npy", "float32", (nodes.num_nodes, width))
@@ -335,11 +327,7 @@ class GraphImport:
 
 
 def _encode(x: Tensor, codec: Codec, first: int) -> Tensor:
-    """Encode rows by a codec.
-
-    Raises:
-        ValueError: If a finite value becomes infinite.
-    """
+    """Encode rows by a codec."""
     if codec.name in transfer.CODECS:
         stored = transfer.encode_torch(codec.name, x)
     else:

@@ -22,6 +22,7 @@ NAME = "graph.json"
 MOST = 2**62  # The largest count, so that sums of counts fit 64 bits.
 MOST_DIMS = 32
 CSR = "csr"  # The codec of sparse features.
+PARTS_OF_CSR = ("rowptr", "col", "value")
 INDEX_TYPES = ("int32", "int64")
 TORCH_TYPES = (
     *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
@@ -45,7 +46,7 @@ class Sparse(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry in ``graph.json``."""
-        parts = {name: getattr(self, name).to_json() for name in ("rowptr", "col", "value")}
+        parts = {name: getattr(self, name).to_json() for name in PARTS_OF_CSR}
         return {"codec": CSR, "shape": list(self.shape), **parts}
 
 
@@ -67,7 +68,7 @@ class Description(NamedTuple):
             if isinstance(array, Array):
                 yield key, array
             else:
-                for name in ("rowptr", "col", "value"):
+                for name in PARTS_OF_CSR:
                     yield f"{key}.{name}", getattr(array, name)
 
     @property
@@ -88,11 +89,7 @@ class Description(NamedTuple):
 
 
 def read_description(path: Path) -> Description:
-    """Read ``graph.json``, and check that it is consistent.
-
-    Raises:
-        ValueError: Naming the first fault, and what was expected.
-    """
+    """Read ``graph.json``, and check that it is consistent."""
     said = _check_fields(path, "it", read_json(path), ("format", "version"), None)
     if said["format"] != FORMAT:
         refuse(path, "'format'", said["format"], repr(FORMAT))
@@ -111,7 +108,11 @@ def read_description(path: Path) -> Description:
     if both:
         refuse(path, f"'attributes.{min(both)}'", "there", "one that 'arrays' doesn't have")
     found = Description(num_nodes, num_edges, arrays, attributes)
-    _check_files(path, found)
+    taken: dict[str, str] = {}
+    for key, array in found.files():  # Some systems ignore the case of file names.
+        other = taken.setdefault(array.file.lower(), key)
+        if other != key:
+            refuse(path, f"the file of {key!r}", array.file, f"another than that of {other!r}")
     _check_sizes(path, found)
     return found
 
@@ -153,10 +154,11 @@ def _parse_shape(path: Path, what: str, value: Any) -> tuple[int, ...]:
 
 def _parse_matrix(path: Path, what: str, value: Any) -> Sparse:
     """Check the entry of a sparse matrix."""
-    parts = ("rowptr", "col", "value")
-    said = _check_fields(path, what, value, ("codec", "shape", *parts), ())
+    said = _check_fields(path, what, value, ("codec", "shape", *PARTS_OF_CSR), ())
     shape = _parse_shape(path, f"{what}.shape", said["shape"])
-    rowptr, col, values = (_parse_array(path, f"{what}.{part}", said[part]) for part in parts)
+    rowptr, col, values = (
+        _parse_array(path, f"{what}.{part}", said[part]) for part in PARTS_OF_CSR
+    )
     if len(shape) != 2:
         refuse(path, f"{what}.shape", list(shape), "[rows, columns]")
     _check_plain(path, f"{what}.rowptr", rowptr, INDEX_TYPES, (shape[0] + 1,))
@@ -208,22 +210,8 @@ def _check_plain(
     plain = isinstance(array, Array) and array.codec is None and not array.numpy
     if not plain or array.dtype not in dtypes or array.shape != shape:  # type: ignore[union-attr]
         kind = f"{array.dtype} " if isinstance(array, Array) else ""
-        found = f"{kind}of shape {list(array.shape)}"
-        refuse(
-            path,
-            what,
-            found,
-            f"a tensor of {' or '.join(dtypes)}, of shape {list(shape)}, as it is",
-        )
-
-
-def _check_files(path: Path, said: Description) -> None:
-    """Refuse arrays that share a file, also on systems that ignore the case of file names."""
-    taken: dict[str, str] = {}
-    for key, array in said.files():
-        other = taken.setdefault(array.file.lower(), key)
-        if other != key:
-            refuse(path, f"the file of {key!r}", array.file, f"another than that of {other!r}")
+        wanted = f"a tensor of {' or '.join(dtypes)}, of shape {list(shape)}, as it is"
+        refuse(path, what, f"{kind}of shape {list(array.shape)}", wanted)
 
 
 def _check_sizes(path: Path, said: Description) -> None:

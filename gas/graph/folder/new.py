@@ -17,6 +17,7 @@ from gas.native import free_disk, human, lock, make_folder, read_json, sync_fold
 
 MARK = "unfinished.json"  # Exists until graph.json does; lists the files that were written.
 MARK_FORMAT = "unfinished gas graph"
+NEW = ".new"  # The ending of a file's name while it is written.
 OURS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\.(npy|part)")  # Names of files that may be listed.
 
 
@@ -29,9 +30,6 @@ class NewFolder:
     Args:
         path: A new or an empty folder, or one that was left unfinished.
         by: The name of the writer. Only the same writer can continue an unfinished folder.
-
-    Raises:
-        ValueError: If the folder contains other files.
     """
 
     def __init__(self, path: str | Path, by: str) -> None:
@@ -45,10 +43,10 @@ class NewFolder:
             if self.path.exists() or self.path.is_symlink():
                 raise ValueError(f"'out' is {str(self.path)!r}, which is a file: name a folder")
             return
-        names = {entry.name for entry in self.path.iterdir()} - {_temporary_name(MARK)}
+        names = {entry.name for entry in self.path.iterdir()} - {MARK + NEW}
         if MARK in names and NAME not in names:
             self.mark = self._read_mark()
-            names -= {MARK, _temporary_name(NAME), *self.mark["files"]}
+            names -= {MARK, NAME + NEW, *self.mark["files"]}
         if NAME in names or names:
             found = NAME if NAME in names else min(names)
             raise ValueError(
@@ -58,11 +56,7 @@ class NewFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder in this context; see :func:`lock_folder`.
-
-        Raises:
-            ValueError: If another process or thread has locked it, or has completed it since.
-        """
+        """Lock the folder in this context; see :func:`lock_folder`."""
         with lock_folder(self.path):
             self._check_contents()
             yield
@@ -105,7 +99,7 @@ class NewFolder:
                 str(self.path),
             )
         make_folder("out", self.path)
-        for name in [*self.mark.get("files", ()), _temporary_name(NAME), _temporary_name(MARK)]:
+        for name in [*self.mark.get("files", ()), NAME + NEW, MARK + NEW]:
             (self.path / name).unlink(missing_ok=True)
         self.note(files=sorted(files), **more)
 
@@ -131,7 +125,7 @@ class NewFolder:
         sync_folder(self.path)
 
     def _write_json(self, name: str, content: Any) -> None:
-        write_json(self.path / name, content, indent=1, temporary=_temporary_name(name))
+        write_json(self.path / name, content, indent=1, temporary=name + NEW)
 
 
 @contextlib.contextmanager
@@ -140,9 +134,6 @@ def lock_folder(path: Path) -> Iterator[None]:
 
     The system unlocks the folder when the process ends, also if it is killed. A new folder that is
     still empty in the end is removed.
-
-    Raises:
-        ValueError: If it is locked.
     """
     is_new = not path.exists()
     make_folder("out", path)
@@ -162,8 +153,3 @@ def lock_folder(path: Path) -> Iterator[None]:
             if is_new:  # It is removed if it is empty.
                 with contextlib.suppress(OSError):
                     path.rmdir()
-
-
-def _temporary_name(name: str) -> str:
-    """Return the name of a file while it is written."""
-    return f"{name}.new"

@@ -58,10 +58,7 @@ class Array(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The size of its elements in bytes."""
-        size = self.numpy_dtype.itemsize
-        for length in self.shape:
-            size *= length
-        return size
+        return self.numpy_dtype.itemsize * math.prod(self.shape)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry in ``graph.json``."""
@@ -75,9 +72,6 @@ def map_array(folder: Path, array: Array) -> np.ndarray:
     """Map an array of a folder, copy-on-write.
 
     The file must be in the folder, and its header and size must agree with ``graph.json``.
-
-    Raises:
-        ValueError: If not, naming the file.
     """
     path = folder / array.file
     check_inside(path)
@@ -108,11 +102,7 @@ def map_private(file: int, dtype: np.dtype, start: int, shape: tuple[int, ...]) 
 
 
 def check_inside(path: Path) -> None:
-    """Refuse a symbolic link to a file outside of its folder.
-
-    Raises:
-        ValueError: Naming its target.
-    """
+    """Refuse a symbolic link to a file outside of its folder."""
     if not path.is_symlink():
         return
     target = os.path.realpath(path)

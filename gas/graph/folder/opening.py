@@ -14,6 +14,7 @@ from torch_geometric.data import Data, Dataset
 from gas.graph.folder.description import (
     COL,
     NAME,
+    PARTS_OF_CSR,
     ROWPTR,
     WEIGHT,
     Array,
@@ -33,11 +34,7 @@ MAPPED = "_gas_mapped"  # An attribute of tensors that are mapped from a file of
 
 
 def is_graph_folder(path: str | Path) -> bool:
-    """Return whether a path is a folder with a ``graph.json``.
-
-    Raises:
-        ValueError: If it is one that was left unfinished.
-    """
+    """Return whether a path is a folder with a ``graph.json``."""
     folder = Path(path)
     if (folder / NAME).is_file():
         return True
@@ -50,15 +47,7 @@ def is_graph_folder(path: str | Path) -> bool:
 
 
 def open_if_path(graph: Any, name: str = "data") -> Any:
-    """Open a graph folder that is given as a path; return anything else as it is.
-
-    Args:
-        graph: A ``Data``, or a path.
-        name: What the error calls it. (default: ``"data"``)
-
-    Raises:
-        ValueError: If there is no graph folder, or it is damaged.
-    """
+    """Open a graph folder that is given as a path; return anything else as it is."""
     if not isinstance(graph, str | Path):
         return graph
     if not is_graph_folder(graph):
@@ -71,11 +60,7 @@ def open_if_path(graph: Any, name: str = "data") -> Any:
 
 
 def check_is_graph(graph: Any, name: str = "data") -> None:
-    """Refuse objects that aren't graphs, such as tensors, tuples and data sets.
-
-    Raises:
-        ValueError: If it is one.
-    """
+    """Refuse objects that aren't graphs, such as tensors, tuples and data sets."""
     if graph is None or isinstance(graph, Tensor | Sequence | Dataset):
         raise ValueError(
             f"'{name}' is a {type(graph).__name__}, expected a graph: a torch_geometric.data.Data, "
@@ -89,9 +74,6 @@ def open_folder(folder: str | Path, check: bool = True) -> Data:
     Args:
         folder: The folder.
         check: Check every id of the edges, and of ``perm``. (default: ``True``)
-
-    Raises:
-        ValueError: If a file isn't what it should be, naming it.
     """
     folder = Path(folder)
     path = folder / NAME
@@ -124,8 +106,7 @@ def _make_attribute(key: str, array: Array | Sparse, arrays: dict[str, np.ndarra
     """Make an attribute: a tensor, a sparse matrix, encoded rows, or a NumPy array."""
     if isinstance(array, Sparse):
         rowptr, col, value = (
-            tensor_of(arrays[f"{key}.{name}"], getattr(array, name))
-            for name in ("rowptr", "col", "value")
+            tensor_of(arrays[f"{key}.{name}"], getattr(array, name)) for name in PARTS_OF_CSR
         )
         return sparse_csr(rowptr, col, value, array.shape[1])
     if array.numpy:

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.utils import cumsum
 
 from gas.graph.attributes import PARTS, PERM, SHARDS, is_node_list, is_row_per_edge, is_row_per_node
 from gas.graph.edges import Edges, to_csr
 from gas.graph.folder.description import (
     COL,
     KEY,
+    PARTS_OF_CSR,
     ROWPTR,
     TAKEN,
     TORCH_TYPES,
@@ -169,11 +171,7 @@ def _choose_file_name(key: str, taken: set[str]) -> str:
 
 
 def describe_array(key: str, value: Tensor | np.ndarray, file: str) -> Array | Sparse:
-    """Describe how an array or a tensor is stored in a file.
-
-    Raises:
-        ValueError: If it can't be stored, naming it.
-    """
+    """Describe how an array or a tensor is stored in a file."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "U":
             return Array(file, f"<U{max(value.dtype.itemsize // 4, 1)}", value.shape, numpy=True)
@@ -189,7 +187,7 @@ def describe_array(key: str, value: Tensor | np.ndarray, file: str) -> Array | S
         stem = file.removesuffix(".npy")
         made = (
             Array(f"{stem}.{name}.npy", dtype_name(part.dtype), tuple(part.shape))
-            for name, part in zip(("rowptr", "col", "value"), csr_parts(value), strict=True)
+            for name, part in zip(PARTS_OF_CSR, csr_parts(value), strict=True)
         )
         return Sparse(shape, *made)
     dtype = dtype_name(value.dtype)
@@ -208,11 +206,7 @@ def _unwritable_error(key: str, found: str, expected: str) -> ValueError:
 
 
 def _to_json(key: str, value: Any) -> Any:
-    """Convert a value to JSON; tuples become lists.
-
-    Raises:
-        ValueError: If it can't be converted.
-    """
+    """Convert a value to JSON; tuples become lists."""
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, list | tuple):
         return [_to_json(key, part) for part in value]
@@ -242,8 +236,7 @@ def write_rows(
     if isinstance(array, Sparse):
         count = csr_parts(value)[0].diff()
         count = count if index is None else count[index.long()]
-        ptr = torch.nn.functional.pad(count.cumsum(0), (1, 0))
-        write_rows(folder, array.rowptr, ptr.to(csr_parts(value)[0].dtype))
+        write_rows(folder, array.rowptr, cumsum(count))
         for number, part in ((1, array.col), (2, array.value)):
             rows = (gather_sparse_rows(value, ids) for ids in _blocks(value, index))
             folder.write(part, (array_of(csr_parts(block)[number]) for block in rows))
