@@ -15,8 +15,9 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 from common import load
+from matplotlib.colors import LogNorm
 from matplotlib.patches import FancyArrowPatch, Rectangle
-from tables import GIB, MIB, median_epoch
+from tables import GIB, MIB, NORMS, median_epoch
 
 NAMES = {  # Contenders that are drawn, with their colour.
     "full batch": "black",
@@ -51,9 +52,8 @@ def draw_time_to_accuracy() -> Any:
                 run = runs[contender]
                 panel.plot(run["seconds"], run["val"], color=colour, label=contender, linewidth=1.2)
         panel.axhline(best - 0.005, color="grey", linewidth=0.8, linestyle=":")
-        norms = {"none": "no norm", "batch": "BatchNorm"}
         panel.set(
-            title=f"{name}, {model}, {norms[norm]}, lr {lr}", xlabel="seconds of training",
+            title=f"{name}, {model}, {NORMS[norm]}, lr {lr}", xlabel="seconds of training",
             ylabel="validation accuracy", xlim=(0, end), ylim=(best - 0.15, best + 0.02),
         )  # fmt: skip
     panels.flat[0].legend(fontsize="small", loc="lower right")
@@ -132,6 +132,62 @@ def draw_out_of_core() -> Any:
         f"{found['nodes']:,} nodes: {ways['memory']['rss'] / GIB:.1f} GiB in memory, the others in "
         f"{found['limit'] / GIB:.1f} GiB", fontsize=10,
     )  # fmt: skip
+    return figure
+
+
+def draw_operators() -> Any:
+    """Draw the time of a forward and backward pass over that of gas: layers, and products."""
+    size = ["uniform", 50_000, 20, 64]  # In-degrees, nodes, edges per node, width.
+    found: dict[str, dict[str, float]] = {}
+    for each in load("operators")["results"]:
+        operator, *rest = each["case"]
+        if rest == size:
+            medians = {name: of["both"]["median"] for name, of in each["contenders"].items()}
+            found[operator] = medians
+    layers = {name: of for name, of in found.items() if name != "spmm"}
+    figure, panels = plt.subplots(
+        2, 1, figsize=(7, 5.4), sharex=True, height_ratios=[2 * len(layers) + 1, 3.6]
+    )
+    colors = iter((HALO, OWN, "tab:green", "tab:red", "tab:purple"))
+    for panel, shown in ((panels[0], layers), (panels[1], {"spmm": found["spmm"]})):
+        names = [name for name in next(iter(shown.values())) if name != "gas"]
+        height = 0.8 / len(names)
+        for number, name in enumerate(names):
+            values = [of[name] / of["gas"] for of in shown.values()]
+            places = [row + height * (number - (len(names) - 1) / 2) for row in range(len(shown))]
+            bars = panel.barh(places, values, height, label=name, color=next(colors))
+            panel.bar_label(bars, [f" {value:.1f}x" for value in values], fontsize=9)
+        labels = [f"{name}, {1e3 * of['gas']:.0f} ms" for name, of in shown.items()]
+        panel.set_yticks(range(len(shown)), labels)
+        panel.invert_yaxis()
+        panel.set_xscale("log")
+        panel.axvline(1, color="black", linewidth=0.8)
+        panel.legend(fontsize="small", loc="upper right")
+    _, nodes, degree, width = size
+    panels[0].set_title(f"{nodes:,} nodes, {nodes * degree:,} edges, width {width}", fontsize=10)
+    panels[0].set_xlim(0.8, 300)
+    panels[1].set_xticks([1, 3, 10, 30, 100], ["1 (gas)", "3", "10", "30", "100"])
+    panels[1].set_xlabel("time of forward and backward, over that of gas")
+    return figure
+
+
+def draw_staleness() -> Any:
+    """Draw the error of stored rows by layer and epoch, one panel for each norm."""
+    runs = {norm: run["errors"] for norm, run in load("staleness")["runs"].items()}
+    every = [error for errors in runs.values() for epoch in errors for error in epoch]
+    scale = LogNorm(min(every), max(every))
+    figure, panels = plt.subplots(len(runs), 1, figsize=(7, 3.4), sharex=True, layout="compressed")
+    for panel, (norm, errors) in zip(panels, runs.items(), strict=True):
+        rows = list(zip(*errors, strict=True))
+        edges = [each + 0.5 for each in range(len(errors) + 1)]
+        drawn = panel.pcolormesh(edges, range(len(rows) + 1), rows, norm=scale, cmap="YlOrRd")
+        panel.set_yticks([row + 0.5 for row in range(len(rows))], range(1, len(rows) + 1))
+        panel.set(title=NORMS[norm], ylabel="layer")
+    panels[-1].set_xlabel("epoch")
+    ticks = [tick for tick in (0.1, 0.2, 0.3, 0.5, 1.0, 2.0) if scale.vmin <= tick <= scale.vmax]
+    bar = figure.colorbar(drawn, ax=panels, label="error of stored rows, |h - h*| / |h*|")
+    bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    bar.ax.minorticks_off()
     return figure
 
 
@@ -272,8 +328,10 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "batch": draw_batch,
     "choice": draw_choice,
     "memory": draw_memory,
+    "operators": draw_operators,
     "out_of_core": draw_out_of_core,
     "scale": draw_scale,
+    "staleness": draw_staleness,
     "steps": draw_steps,
     "time_to_accuracy": draw_time_to_accuracy,
 }
@@ -287,7 +345,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.only:
         figure = FIGURES[name]()
-        figure.tight_layout()
+        if figure.get_layout_engine() is None:
+            figure.tight_layout()
         with plt.rc_context({"svg.hashsalt": "gas"}):
             figure.savefig(args.out / f"{name}.svg", metadata={"Date": None})
         plt.close(figure)

@@ -547,6 +547,22 @@ def test_precompute(script, monkeypatch, tmp_path):
     assert found["with"]["rounds"] == found["without"]["rounds"] == 2
 
 
+@pytest.mark.slow
+def test_staleness(script, monkeypatch, tmp_path):
+    module, name = script("staleness"), str(tmp_path / "table")
+    options = ["--graph", "planted:600", "--parts", "6", "2", "--epochs", "5", "--name", name]
+    monkeypatch.setattr(sys, "argv", ["staleness", *options])
+    monkeypatch.setattr(gas, "cluster", functools.partial(gas.cluster, method="random"))
+    module.main()
+    runs = json.loads((tmp_path / "table.json").read_text())["runs"]
+    for norm, run in runs.items():
+        assert [len(epoch) for epoch in run["errors"]] == [2] * 5
+        assert min(min(epoch) for epoch in run["errors"]) > 0.01
+        assert (max(run["fixed"]["errors"][-1]) < 1e-5) == (norm == "none")
+    first = runs["none"]["errors"][0][0]
+    assert f"| none | 1 | {first:.3f} | " in (tmp_path / "table.md").read_text()
+
+
 @pytest.mark.requires("matplotlib")
 def test_figures_have_the_numbers_of_the_results(script, monkeypatch, tmp_path):
     module, drawn = script("figures"), []
