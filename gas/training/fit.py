@@ -32,7 +32,7 @@ def fit(
     optimizer: torch.optim.Optimizer,
     epochs: int,
     *, batch_size: int | None = None, grad_norm: float | None = 1.0,
-    correct_drift: bool = True, average_weights: bool = True, warm_up: int | None = None,
+    correct_drift: bool = True, average_weights: bool = True, warm_up: int = 5,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None, metric: Metric | None = None,
     metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
     scheduler: Any = None, callbacks: Sequence[Callback] = (),
@@ -68,10 +68,9 @@ def fit(
         average_weights: Evaluate, and keep, the average of the weights over about the last epoch's
             steps, which is better and steadier than the weights after any of them. Training goes on
             with the weights themselves. (default: ``True``)
-        warm_up: Raise the learning rate linearly over this many epochs: in the first steps all
-            stored rows are stale, and at a high rate a model without a norm can end where it
-            predicts one class. Not for a full batch. (default: ``5``, at most a tenth of
-            ``epochs``)
+        warm_up: Raise the learning rate linearly over this many epochs, at most a tenth of all: in
+            the first steps all stored rows are stale, and at a high rate a model without a norm
+            can end where it predicts one class. Not for a full batch. (default: ``5``)
         loss: The mean loss of outputs and targets of labelled nodes, such as
             ``torch.nn.CrossEntropyLoss(weight=...)`` with a weight for each class.
             (default: the usual one for ``y``; see :func:`gas.training.loss_of`)
@@ -175,7 +174,7 @@ def _check(
     model: ScalableGNN,
     epochs: int,
     evaluate_every: int,
-    warm_up: int | None,
+    warm_up: int,
     patience: int | None,
     metric: Metric | None,
     loss: Callable[[Tensor, Tensor], Tensor] | None,
@@ -190,8 +189,7 @@ def _check(
         )
     check_integer("epochs", epochs, 1)
     check_integer("evaluate_every", evaluate_every, 1)
-    if warm_up is not None:
-        check_integer("warm_up", warm_up, 0)
+    check_integer("warm_up", warm_up, 0)
     if patience is not None:
         check_integer("patience", patience, 1)
     if metric is not None and not callable(metric) and metric not in METRICS:

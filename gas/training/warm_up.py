@@ -10,13 +10,13 @@ import torch
 
 from gas.training.record import Progress
 
-MOST, SHARE = 5, 10  # By default so many epochs, and at most one in so many.
+SHARE = 10  # At most one in so many epochs.
 
 
 @contextlib.contextmanager
 def raise_rate(
     optimizer: torch.optim.Optimizer,
-    warm_up: int | None,
+    warm_up: int,
     epochs: int,
     progress: Progress,
     steps: float,
@@ -30,13 +30,13 @@ def raise_rate(
 
     Args:
         optimizer: The optimizer.
-        warm_up: The number of epochs until its own rate is reached; ``0`` leaves it as it is, and
-            ``None`` is 5 epochs, at most a tenth of all.
+        warm_up: The number of epochs until its own rate is reached, at most a tenth of all; ``0``
+            leaves it as it is.
         epochs: The number of all epochs.
         progress: The progress of the epoch, with its number.
         steps: The number of steps per epoch; infinity if it isn't known.
     """
-    rising = min(MOST, epochs // SHARE) if warm_up is None else warm_up
+    rising = min(warm_up, epochs // SHARE)
     rates: list[Any] = []
 
     def scale_rates(*_: object) -> None:
