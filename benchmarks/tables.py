@@ -268,12 +268,29 @@ def precompute() -> str:
     return markdown(header.split("|"), rows)
 
 
+def baselines() -> str:
+    """Test accuracy without edges, without features, and of GraphSAGE with both."""
+    cases, rows = load("time_to_accuracy")["cases"], []
+    for graph, found in load("baselines")["graphs"].items():
+        runs = cases.get(f"{graph}:SAGE:batch:0.005:seed 0", {})
+        best = [
+            f"{100 * run['test'][max(range(len(run['val'])), key=run['val'].__getitem__)]:.1f}"
+            if (run := runs.get(contender)) else "not measured"
+            for contender in ("full batch", "histories")
+        ]  # fmt: skip
+        mlp = statistics.mean(test for _, test in found["mlp"])
+        rows.append([graph, f"{100 * mlp:.1f}", f"{100 * found['propagation'][1]:.1f}", *best])
+    head = ["test accuracy, %", "MLP", "label propagation", "GraphSAGE, full batch", "histories"]
+    return markdown(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "loaders": loaders,
     "parts_of_fit": parts_of_fit,
     "shares": shares,
     "grid": grid,
+    "baselines": baselines,
     "precompute": precompute,
     "time_to_accuracy": time_to_accuracy,
     "epoch_time": epoch_time,

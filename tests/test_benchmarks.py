@@ -548,6 +548,20 @@ def test_precompute(script, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+def test_baselines(script, monkeypatch, tmp_path):
+    module, name = script("baselines"), str(tmp_path / "table")
+    monkeypatch.setattr(module, "MOST_EPOCHS", 60)
+    options = ["--graphs", "planted:600", "--seeds", "2", "--name", name]
+    monkeypatch.setattr(sys, "argv", ["baselines", *options])
+    module.main()
+    found = json.loads((tmp_path / "table.json").read_text())["graphs"]["planted:600"]
+    assert len(found["mlp"]) == 2
+    y = module.read_graph("", "planted:600").y
+    chance = float(y.bincount().max()) / y.numel()
+    assert min(test for _, test in [*found["mlp"], found["propagation"]]) > chance + 0.1
+
+
+@pytest.mark.slow
 def test_staleness(script, monkeypatch, tmp_path):
     module, name = script("staleness"), str(tmp_path / "table")
     options = ["--graph", "planted:600", "--parts", "6", "2", "--epochs", "5", "--name", name]
