@@ -40,17 +40,21 @@ def raise_rate(
     rates: list[Any] = []
 
     def scale_rates(*_: object) -> None:
+        if rates:  # The step of a base class, within that of a subclass.
+            return
         done = (progress.epoch or 1) - 1 + (progress.steps + 1) / steps
         rates[:] = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * min(1.0, max(done, 1 / SHARE) / rising)
 
     def restore_rates(*_: object) -> None:
-        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        for group, rate in zip(optimizer.param_groups, rates, strict=False):  # None if not scaled.
             group["lr"] = rate
+        rates.clear()
 
     with contextlib.ExitStack() as hooks:
         if rising > 0:
+            hooks.callback(restore_rates)  # After a step that raised an error.
             hooks.callback(optimizer.register_step_pre_hook(scale_rates).remove)
             hooks.callback(optimizer.register_step_post_hook(restore_rates).remove)
         yield

@@ -24,6 +24,7 @@ def rates_of(num_parts=4, epochs=20, scheduler=None, **options):
     data.train_mask = data.val_mask = data.test_mask = torch.ones(60, dtype=torch.bool)
     model = gas.models.GIN(60, data.num_features, 8, 3, 2)
     graph = gas.cluster(data, num_parts, model=model, method="random", log=False)
+    torch.optim.SGD(model.parameters())  # From now on, the hooks are called by both steps.
     optimizer = Watched(model.parameters(), lr=0.1)
     optimizer.seen = []
     made = None if scheduler is None else scheduler(optimizer)
@@ -68,6 +69,17 @@ def step_rate(epochs, progress, steps):
 @pytest.mark.parametrize(("epochs", "expected"), [(9, 1.0), (10, 0.5), (29, 0.25), (90, 0.1)])
 def test_it_is_at_most_a_tenth_of_the_epochs(epochs, expected):
     assert step_rate(epochs, Progress(), steps=2) == pytest.approx(expected)
+
+
+def test_a_step_that_fails_leaves_the_rate():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=2.0)
+
+    def closure():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), raise_rate(optimizer, 5, 50, Progress(), 2):
+        optimizer.step(closure)
+    assert optimizer.param_groups[0]["lr"] == 2.0
 
 
 def test_an_epoch_of_unknown_length_rises_by_epochs():
