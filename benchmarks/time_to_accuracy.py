@@ -53,6 +53,7 @@ CONTENDERS: dict[str, Way] = {
     "no clipping": (512, 64, {"grad_norm": None}),
     "stale rows as they are": (512, 64, {"correct_drift": False}),
     "weights of the last step": (512, 64, {"average_weights": False}),
+    "no warm-up": (512, 64, {"warm_up": 0}),
     "auto": ("auto", None, {}),
 }
 LAYERS, EIGHTH = 3, 8
