@@ -6,7 +6,7 @@
 A cell is a graph, a model of PyG (3 layers, 128 channels, dropout .5) and a norm. Our own full
 batch is trained at every learning rate, until its validation score has not risen for 60 epochs. Let
 B be the best of these scores, and t the seconds to it. Histories then get ``3 t`` seconds at every
-rate, by ``gas.fit`` and ``gas.cluster(data, "auto")`` as they are. What counts is whether they
+rate, by ``gas.fit`` without warm-up and ``gas.cluster(data, "auto")``. What counts is whether they
 reach B less .5 points (without a norm, B less 1.5), and after how many seconds. Finished runs are
 saved, and skipped by a later call.
 

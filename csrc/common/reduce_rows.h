@@ -128,8 +128,8 @@ void reduce_pieces(const Hubs& hubs, int64_t grain, int threads, const Run& run,
   std::apply([&](auto&... of) { (tables.join(hubs, of, threads), ...); }, scratch);
 }
 
-// Calls run(rows, pointers...) for all rows; `grain` rows and entries are worth a thread. `Most`: of
-// the vectors that it is compiled for.
+// Calls run(rows, pointers...) for all rows; `grain` rows and entries are worth a thread. `Most`: the
+// widest vectors that it is compiled for.
 template <Vectors Most = Vectors::kAvx2, typename Run, typename... Tables>
 void reduce_rows(const Sparse& matrix, int64_t grain, int threads, const Run& run,
                  const Tables&... tables) {

@@ -102,6 +102,7 @@ class Checkpoints:
         found = peek(self.folder, "about").get("about")
         found = found if isinstance(found, dict) else {}
         before, now = _flatten_options(found), _flatten_options(about)
+        before = {"warm_up": 0, "evaluate_every": 1} | before  # Older checkpoints have neither.
         for key in [*now, *before]:
             old, new = before.get(key), now.get(key)
             is_off = all(value is None or value is False for value in (old, new))
@@ -228,6 +229,7 @@ def describe_run(experiment: Setup, seed: int, split: int) -> dict[str, Any]:
         "micro_batches": experiment.micro_batches,
         "full_batch": experiment.full_batch,
         "evaluation": experiment.evaluation,
+        "evaluate_every": experiment.evaluate_every,
         "refresh": experiment.refresh,
         "augmented": _to_json(experiment.augment),
         "training": _to_json(experiment.training),

@@ -33,7 +33,7 @@ from gas.training import (
 
 
 class Experiment(Setup):
-    """Train a model on a graph, with histories or in full batch, and evaluate every epoch.
+    """Train a model on a graph, with histories or in full batch, and evaluate it.
 
     Args:
         data: The graph, with masks.
@@ -96,7 +96,7 @@ class Experiment(Setup):
         run: Run | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> Run:
-        """Train one model from a seed, and evaluate it after every epoch.
+        """Train one model from a seed, and evaluate it every ``evaluate_every`` epochs.
 
         Args:
             seed: The seed of PyTorch's generator.
@@ -180,7 +180,7 @@ class Experiment(Setup):
 
         warm_up = 0 if self.full_batch else settings.warm_up
         try:
-            with raise_rate(optimizer, warm_up, settings.epochs, progress, steps):
+            with raise_rate(optimizer, warm_up, progress, steps):
                 run_epochs(
                     model, self.data, epoch, evaluate, settings.epochs, split, finish_epoch,
                     self.metric, self.patience, self.training.get("leave_cores", True), keep, run,

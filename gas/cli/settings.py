@@ -77,7 +77,7 @@ class Settings:
     average_weights: bool = False
     """Evaluate and keep the average of the last epoch's weights; see gas.fit."""
     warm_up: int = 0
-    """Raise the learning rate over so many epochs, at most a tenth of all."""
+    """Raise the learning rate over so many steps; see gas.fit."""
 
     def __post_init__(self) -> None:
         for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs"):
@@ -110,7 +110,7 @@ class Settings:
             raise ValueError(f"'model' is {model!r}, expected one of {', '.join(ARCHITECTURES)}")
         return cls(
             dict(ARCHITECTURES[model]), grad_norm=1.0, correct_drift=True, average_weights=True,
-            warm_up=5,
+            warm_up=40,
         )  # fmt: skip
 
     @classmethod

@@ -87,13 +87,13 @@ class Setup:
         refresh = refresh or ("none" if keeps else evaluation)
         layout = layout or ("fused" if native.computes_on(torch.device(device)) else "csr")
         check_modes(model, evaluation, refresh, full_batch)
+        check_integer("evaluate_every", evaluate_every, 1)
         self.cls, self.out_channels, self.folder = MODELS[model], out_channels, folder
-        self.settings, self.full_batch = settings, full_batch
+        self.settings, self.full_batch, self.training = settings, full_batch, training or {}
         self.evaluation, self.refresh, self.evaluate_every = evaluation, refresh, evaluate_every
         self.memory_budget, self.pack, self.libraries = memory_budget, pack, libraries
-        self.augment, self.patience, self.keep_edges = augment, patience, keep_edges
-        self.prefetch, self.device, self.log = prefetch, device, log
-        self.training, self.histories = training or {}, histories
+        self.augment, self.patience, self.keep_edges, self.log = augment, patience, keep_edges, log
+        self.prefetch, self.device, self.histories = prefetch, device, histories
         inductive = settings.inductive if inductive is None else inductive
         if is_mapped:
             self._adopt_parts(data, inductive, memory)

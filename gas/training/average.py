@@ -113,14 +113,18 @@ def _copy(values: list[Tensor], to: list[Tensor] | list[torch.nn.Parameter]) -> 
 
 
 def load_kept_weights(
-    model: ScalableGNN, run: Run, average: AveragedWeights, inference: Any
+    model: ScalableGNN, run: Run, average: AveragedWeights, inference: Any, has_norms: bool
 ) -> None:
-    """Load the weights of the best epoch, or the average, and fill the histories by them."""
+    """Load the weights of the best epoch, or the average, and fill the histories by them.
+
+    If the last epoch wasn't evaluated, its norms get their statistics now.
+    """
     average.stop()
     if run.best is not None:
         model.load_state_dict(run.best.state)
     elif len(run):
         average.load_into_model()
     if len(run):
-        model.refresh(inference, norms=False, log=False)
+        is_due = has_norms and run.best is None and math.isnan(run.val_acc[-1])
+        model.train(is_due or model.training).refresh(inference, norms=is_due, log=False)
     model.eval()

@@ -45,11 +45,12 @@ class Callback:
         """
 
     def on_epoch_end(self, run: Run) -> bool | None:
-        """Handle the end of an epoch, after its evaluation; ``True`` ends the training.
+        """Handle the end of an epoch, after its evaluation, if any; ``True`` ends the training.
 
         Args:
-            run: The record so far. The model has the weights that were scored: their average,
-                unless ``average_weights=False``. Changes of an average aren't kept.
+            run: The record so far. The model has the weights that are scored: their average,
+                unless ``average_weights=False``. Changes of an average aren't kept. Norms have the
+                statistics of the last evaluation.
         """
 
     def on_fit_end(self, run: Run) -> None:

@@ -23,7 +23,7 @@ from gas.training.full_batch import FullBatch, make_full_batch
 from gas.training.loop import check_trainable, train_epoch
 from gas.training.metrics import METRICS, Metric, known_target_mask, split_mask
 from gas.training.record import Progress, Run
-from gas.training.warm_up import raise_rate
+from gas.training.warm_up import check_optimizer, raise_rate
 
 
 def fit(
@@ -32,7 +32,7 @@ def fit(
     optimizer: torch.optim.Optimizer,
     epochs: int,
     *, batch_size: int | None = None, grad_norm: float | None = 1.0,
-    correct_drift: bool = True, average_weights: bool = True, warm_up: int = 5,
+    correct_drift: bool = True, average_weights: bool = True, warm_up: int = 40,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None, metric: Metric | None = None,
     metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
     scheduler: Any = None, callbacks: Sequence[Callback] = (),
@@ -68,9 +68,9 @@ def fit(
         average_weights: Evaluate, and keep, the average of the weights over about the last epoch's
             steps, which is better and steadier than the weights after any of them. Training goes on
             with the weights themselves. (default: ``True``)
-        warm_up: Raise the learning rate linearly over this many epochs, at most a tenth of all: in
-            the first steps all stored rows are stale, and at a high rate a model without a norm
-            can end where it predicts one class. Not for a full batch. (default: ``5``)
+        warm_up: Raise the learning rate linearly over this many steps: in the first of them all
+            stored rows are stale, and at a high rate a model without a norm can end where it
+            predicts one class. Not for a full batch. (default: ``40``)
         loss: The mean loss of outputs and targets of labelled nodes, such as
             ``torch.nn.CrossEntropyLoss(weight=...)`` with a weight for each class.
             (default: the usual one for ``y``; see :func:`gas.training.loss_of`)
@@ -93,8 +93,8 @@ def fit(
         keep_best: Load the weights of the epoch with the best validation score at the end, not
             those of the last. (default: ``True``)
         log: Report progress on standard error, every ten seconds. (default: ``True``)
-        on_epoch: Called after each epoch with the record so far; the model then is the one that is
-            scored. (default: nothing)
+        on_epoch: Called after each epoch with the record so far. The model then has the weights
+            that are scored, and norms the statistics of the last evaluation. (default: nothing)
         **options: Further arguments of :func:`train_epoch`, such as ``autocast``.
 
     Returns:
@@ -105,7 +105,7 @@ def fit(
         FloatingPointError: If training diverges. The model then has the weights of the best epoch
             before, if there is one.
     """
-    _check(model, epochs, evaluate_every, warm_up, patience, metric, loss, options)
+    _check(model, optimizer, epochs, evaluate_every, warm_up, patience, metric, loss, options)
     check_metrics({} if metrics is None else metrics)
     check_trainable(model, optimizer)
     functions = on_epoch, options.pop("on_step", None)
@@ -138,7 +138,7 @@ def fit(
             model.train().refresh(inference, norms=has_norms, log=False)
         with (
             report_progress("training", epochs, log) as ticker,
-            raise_rate(optimizer, 0 if is_whole else warm_up, epochs, progress, steps),
+            raise_rate(optimizer, 0 if is_whole else warm_up, progress, steps),
         ):
             run_epochs(
                 model, table, epoch, partial(_evaluate, full, inference, has_norms), epochs, split,
@@ -149,7 +149,7 @@ def fit(
     finally:
         run.forget_unfinished()
         run.history_bytes = sum(history.store.nbytes for history in model.histories)
-        load_kept_weights(model, run, average, inference)
+        load_kept_weights(model, run, average, inference, has_norms)
         called.on_fit_end(run)
 
 
@@ -172,6 +172,7 @@ def _evaluate(
 
 def _check(
     model: ScalableGNN,
+    optimizer: torch.optim.Optimizer,
     epochs: int,
     evaluate_every: int,
     warm_up: int,
@@ -190,6 +191,7 @@ def _check(
     check_integer("epochs", epochs, 1)
     check_integer("evaluate_every", evaluate_every, 1)
     check_integer("warm_up", warm_up, 0)
+    check_optimizer(optimizer, warm_up)
     if patience is not None:
         check_integer("patience", patience, 1)
     if metric is not None and not callable(metric) and metric not in METRICS:

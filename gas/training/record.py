@@ -64,8 +64,9 @@ class Run:
     without a chain. ``best`` and ``memory`` are optional.
     ``peak_rss_bytes`` is the peak of resident memory; ``peak_own_bytes`` and ``peak_mapped_bytes``
     are sampled peaks of its two kinds; see :class:`gas.native.memory.PeakMemory`.
-    ``lr`` is the learning rate of the first group of parameters. ``metrics`` has the curves of
-    further scores, by names such as ``"val_f1"``. ``layer_age`` has the age of each history's rows.
+    ``lr`` is the learning rate of the first group of parameters, without the factor of a warm-up.
+    ``metrics`` has the curves of further scores, by names such as ``"val_f1"``. ``layer_age`` has
+    the age of each history's rows.
     """
 
     loss: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A learning rate that rises in the first epochs."""
+"""A learning rate that rises in the first steps."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ import torch
 
 from gas.training.record import Progress
 
-SHARE = 10  # At most one in so many epochs.
-
 
 @contextlib.contextmanager
 def raise_rate(
-    optimizer: torch.optim.Optimizer,
-    warm_up: int,
-    epochs: int,
-    progress: Progress,
-    steps: float,
+    optimizer: torch.optim.Optimizer, warm_up: int, progress: Progress, steps: float
 ) -> Iterator[None]:
-    """Raise the learning rate linearly over the first epochs of a training in this context.
+    """Raise the learning rate linearly over the first steps of a training in this context.
 
     Weights move most in the first steps. All stored rows are stale then at once, and at a high
     learning rate a model without a norm can end where it predicts one class, and stay there.
@@ -30,31 +24,59 @@ def raise_rate(
 
     Args:
         optimizer: The optimizer.
-        warm_up: The number of epochs until its own rate is reached, at most a tenth of all; ``0``
-            leaves it as it is.
-        epochs: The number of all epochs.
-        progress: The progress of the epoch, with its number.
-        steps: The number of steps per epoch; infinity if it isn't known.
+        warm_up: The number of steps until its own rate is reached; ``0`` leaves it as it is.
+        progress: The progress of the epoch, with its number, as :func:`gas.training.run_epochs`
+            sets it.
+        steps: The number of steps per epoch, see :func:`gas.training.steps_per_epoch`. If it is
+            infinity, the rate rises within the first epoch alone.
+
+    Raises:
+        ValueError: If ``optimizer`` isn't one of PyTorch's, or a step is taken in an epoch without
+            a number.
     """
-    rising = min(warm_up, epochs // SHARE)
     rates: list[Any] = []
+    depth = 0  # The step of a subclass may call that of its base, which calls the hooks, too.
 
     def scale_rates(*_: object) -> None:
-        if rates:  # The step of a base class, within that of a subclass.
+        nonlocal depth
+        depth += 1
+        if depth > 1:
             return
-        done = (progress.epoch or 1) - 1 + (progress.steps + 1) / steps
+        if progress.epoch is None:
+            raise ValueError(
+                "'progress' has no number of the epoch, by which the rate rises: train by "
+                "gas.training.run_epochs, or pass warm_up=0"
+            )
+        before = 0.0 if progress.epoch == 1 else (progress.epoch - 1) * steps
+        share = min(1.0, (before + progress.steps + 1) / warm_up)
         rates[:] = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * min(1.0, max(done, 1 / SHARE) / rising)
+            group["lr"] = group["lr"] * share
 
     def restore_rates(*_: object) -> None:
-        for group, rate in zip(optimizer.param_groups, rates, strict=False):  # None if not scaled.
+        nonlocal depth
+        depth -= 1
+        if depth == 0:
+            restore_all()
+
+    def restore_all() -> None:
+        for group, rate in zip(optimizer.param_groups, rates, strict=bool(rates)):
             group["lr"] = rate
         rates.clear()
 
+    check_optimizer(optimizer, warm_up)
     with contextlib.ExitStack() as hooks:
-        if rising > 0:
-            hooks.callback(restore_rates)  # After a step that raised an error.
+        if warm_up > 0:
+            hooks.callback(restore_all)  # After a step that raised an error.
             hooks.callback(optimizer.register_step_pre_hook(scale_rates).remove)
             hooks.callback(optimizer.register_step_post_hook(restore_rates).remove)
         yield
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, warm_up: int) -> None:
+    """Refuse an optimizer whose steps can't be followed."""
+    if warm_up > 0 and not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(
+            f"'optimizer' is of type {type(optimizer).__name__}, whose learning rate can't be "
+            "raised step by step: pass a torch.optim.Optimizer, or warm_up=0"
+        )

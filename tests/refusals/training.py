@@ -22,9 +22,11 @@ from gas.loader import PartSampler
 from gas.training import (
     AveragedWeights,
     FullBatch,
+    Progress,
     Run,
     loss_of,
     plan_micro_batches,
+    raise_rate,
     run_epochs,
     score,
     train_epoch,
@@ -88,6 +90,19 @@ def fit(graph=None, model=None, epochs=1, **options):
     model = gcn() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     return gas.fit(model, cut() if graph is None else graph, optimizer, epochs, **options)
+
+
+class Steps:
+    """Optimizer that isn't one of PyTorch's."""
+
+    def __init__(self, parameters):
+        self.param_groups = [{"params": list(parameters)}]
+
+
+def raised():
+    optimizer = torch.optim.SGD(gcn().parameters(), 0.1)
+    with raise_rate(optimizer, 5, Progress(), 2):
+        optimizer.step()
 
 
 def full_batch():
@@ -307,7 +322,6 @@ CASES = {
     "fit, no epochs": lambda t: fit(epochs=0),
     "fit, no patience": lambda t: fit(patience=0),
     "fit, never evaluated": lambda t: fit(evaluate_every=0),
-    "fit, part of an epoch of warm-up": lambda t: fit(warm_up=0.5),
     "fit, an unknown metric": lambda t: fit(metric="f2"),
     "fit, an unknown option": lambda t: fit(clip=1.0),
     "fit, a batch size with a loader": lambda t: fit(load(), batch_size=2),
@@ -327,6 +341,11 @@ CASES = {
     "fit, an optimizer of another model": lambda t: gas.fit(
         gcn(), cut(), torch.optim.SGD(gcn().parameters(), 0.1), 1
     ),
+    "fit, half a step of warm-up": lambda t: fit(warm_up=0.5),
+    "fit, warm-up of an optimizer that isn't one of PyTorch's": lambda t: gas.fit(
+        (model := gcn()), cut(), Steps(model.parameters()), 1
+    ),
+    "raise_rate, an epoch without a number": lambda t: raised(),
     "fit, an optimizer that isn't one of PyTorch's": lambda t: AveragedWeights(
         torch.nn.Linear(2, 2), object(), 8
     ),

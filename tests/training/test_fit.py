@@ -208,6 +208,22 @@ def test_epochs_between_evaluations_have_no_scores(monkeypatch):
     assert all(map(math.isfinite, run.loss))
 
 
+@pytest.mark.parametrize("keep_best", [False, True])
+def test_norms_belong_to_the_weights_of_an_epoch_that_was_not_evaluated(keep_best):
+    class StopEarly(gas.training.Callback):
+        def on_epoch_end(self, run):
+            return len(run) == 4
+
+    _, model, graph = make_graph("batch_norm")
+    gas.fit(
+        model, graph, adam(model), 20, batch_size=2, evaluate_every=10, keep_best=keep_best,
+        callbacks=[StopEarly()], log=False,
+    )  # fmt: skip
+    before = model.predict(graph)
+    model.train().refresh(graph, log=False)
+    torch.testing.assert_close(model.eval().predict(graph), before, rtol=1e-4, atol=1e-5)
+
+
 def test_the_best_weights_are_of_an_evaluated_epoch():
     _data, model, graph = make_graph()
     optimizer = adam(model)
