@@ -167,7 +167,7 @@ def _move_preparation(
     if inputs.is_list:
         records = record_values(net, graph, inputs, graphs, (), None)
         prepared = move_preparation(graph, inputs.edges, records, graphs)
-    spread_selected_rows(graph)
+    spread_selected_rows(net, graph)
     return prepared
 
 
@@ -183,11 +183,11 @@ def _trace(
     samples = [inputs.values(each) for each in graphs]
     counts = [int(each.num_nodes or 0) for each in graphs]
     graph = trace(
-        net, inputs.method, order, inputs.in_call, fixed, samples, counts, inputs.edges, opened
-    )
+        net, inputs.method, order, inputs.in_call, fixed, samples, counts, inputs.edges,
+        follow_changes, opened,
+    )  # fmt: skip
     attributes = [name for name in inputs.names if is_row_per_edge(graphs[0], name)]
     take_edge_dropout(net, graph, inputs.edges, attributes)
-    follow_changes(net, graph)
     skip_copies(graph, inputs.edges)
     replace_products(net, graph, inputs.edges)
     if inputs.is_matrix:

@@ -21,8 +21,9 @@ from torch_geometric.utils.num_nodes import maybe_num_nodes
 TRAINING = "training"
 IN_ONE_MODE = "in_one_mode"  # The mode, which a node notes that others compute nothing of.
 RANDOM = (
-    "it draws random numbers that don't follow from its inputs: skip layers by torch.rand(1) < p "
-    "in training alone, each by a number of its own, or use dropout with training=self.training"
+    "it draws random numbers in a way that isn't known: skip layers by torch.rand(1) < p, in "
+    "training alone, each by a number of its own, compared once, and no skip depending on another, "
+    "or use dropout with training=self.training"
 )
 # Functions that drop at random, with the names of their parameters.
 DROPOUTS: dict[Any, tuple[str, ...]] = {
@@ -164,7 +165,8 @@ class ModeMerger:
         self._current: dict[Node, Node] = {}  # What is read of a value, by chance.
         self._same: dict[Node, Node] = {}  # The nodes of the other graph with the same values.
         self._back: dict[Node, Node] = {}
-        self._made: dict[tuple[Node, Node], Node] = {}
+        self._made: dict[tuple[Node, Node], Node] = {}  # By what is read, and of the other graph.
+        self._merged: set[tuple[Node, Node]] = set()  # Of which one is chosen.
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         with graph.inserting_after(inputs[-1]):
             self.training = graph.placeholder(TRAINING)
@@ -180,7 +182,7 @@ class ModeMerger:
         Raises:
             ValueError: If it returns something else, or chances depend on one another.
         """
-        self._same, self._back, self._made = {}, {}, {}
+        self._same, self._back, self._made, self._merged = {}, {}, {}, set()
         self._is_evaluated, flag = p is None, self.training
         if p is not None:
             with self.graph.inserting_before(self._first):
@@ -232,7 +234,7 @@ class ModeMerger:
         if not self._is_alike(node, other):
             return False
         pairs = list(zip(self._read[node], _inputs_of(other), strict=False))
-        return all(self._same.get(u) is w or (u, w) in self._made for u, w in pairs)
+        return all(self._same.get(u) is w or (u, w) in self._merged for u, w in pairs)
 
     def _pair(self, node: Node, other: Node, flag: Node) -> None:
         """Have a node compute what either does, the other in evaluation or if a flag is drawn."""
@@ -242,7 +244,7 @@ class ModeMerger:
         for position, (mine, theirs, read) in enumerate(found):
             if self._same.get(mine) is theirs:
                 continue
-            if (mine, theirs) not in self._made:
+            if (read, theirs) not in self._made:
                 if flag is not self.training and mine in self._current:
                     raise ValueError(RANDOM)
                 value = self._value_of(theirs)
@@ -250,10 +252,11 @@ class ModeMerger:
                     pair = (read, value) if flag is self.training else (value, read)
                     made = self.graph.call_function(choose, (flag, *pair))
                 made.meta[IN_ONE_MODE] = TRAINING
-                self._made[mine, theirs] = made
+                self._made[read, theirs] = made
+                self._merged.add((mine, theirs))
                 if flag is not self.training:
                     self._current[mine] = made
-            changes[position] = self._made[mine, theirs]
+            changes[position] = self._made[read, theirs]
         if changes:
             positions = itertools.count()
             swap = lambda each: changes.get(next(positions), each)  # noqa: E731
@@ -288,17 +291,21 @@ class ModeMerger:
                 node.args, node.kwargs = node.args[:1], {**given, switch: self.training}
 
 
-def number_values(graph: Graph, known: dict[str, int]) -> str:
-    """Return the number of what a graph returns if all that is chosen at random is the first.
+def number_values(graph: Graph, known: dict[str, int], outcomes: Sequence[bool] = ()) -> str:
+    """Return the number of what a graph returns for some outcomes of its random choices.
 
     Args:
         graph: The graph.
         known: The numbers of values by how they are computed, which are added to.
+        outcomes: Of the choices, in the order in which they were merged. (default: no choices)
     """
     numbers: dict[Node, str] = {}
+    flags = [node for node in graph.nodes if node.target is draw_flag]
+    chosen = dict(zip(flags, outcomes, strict=False))
     for node in graph.nodes:
         if node.target is choose:
-            numbers[node] = numbers[cast(Node, node.args[1])]
+            is_first = chosen[cast(Node, node.args[0])]
+            numbers[node] = numbers[cast(Node, node.args[1 if is_first else 2])]
         elif node.target is not draw_flag and (node.op != "placeholder" or node.target != TRAINING):
             given = map_arg((node.args, node.kwargs), lambda each: numbers.get(each, True))
             text = f"{node.op} {node.target} {given!r}"

@@ -15,13 +15,13 @@ from torch.nn import Module
 
 from gas.convert.known import assign, is_about_shape
 from gas.convert.matrices import matrix_error
-from gas.convert.modes import IN_ONE_MODE
 from gas.convert.trace import get_module, is_dropout
 
 VIEWS = (
     operator.getitem, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.transpose,
     "view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t",
-    "narrow", "select", "expand", "unflatten",
+    "narrow", "select", "expand", "unflatten", "chunk", "split", "unbind",
+    torch.chunk, torch.split, torch.unbind,
 )  # fmt: skip
 COPIES = ("to", "long", "contiguous", "clone", "cpu", "cuda", "detach")
 
@@ -39,14 +39,10 @@ def follow_changes(net: Module, graph: Graph) -> None:
         ValueError: If a dropout changes a view of a tensor, or an assignment a parameter or buffer.
     """
     order = {node: position for position, node in enumerate(graph.nodes)}
+    changed: Any
     for node in graph.nodes:
-        if IN_ONE_MODE in node.meta and (node.target is assign or is_in_place(node)):
-            target: Any = node.args[0]
-            if IN_ONE_MODE not in target.meta:
-                raise ValueError(
-                    f"'{node.name}' changes '{target.name}' in training or in evaluation alone, "
-                    "or by chance, which can't be followed: compute a new tensor"
-                )
+        if (node.target is assign or is_in_place(node)) and not _drops_in_place(net, node):
+            _check_view(order, node)
         if _drops_in_place(net, node):
             changed = node.args[0]
             if changed.target in VIEWS:
@@ -56,9 +52,8 @@ def follow_changes(net: Module, graph: Graph) -> None:
                 )
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
         if node.target is assign:
-            changed = source = node.args[0]
-            while source.target in VIEWS:
-                source = source.args[0]
+            changed = node.args[0]
+            source = _views_of(changed)[-1]
             if source.op == "get_attr":
                 raise ValueError(
                     f"'{source.target}' of the module is changed by an assignment, [...] = ..., "
@@ -74,10 +69,42 @@ def follow_changes(net: Module, graph: Graph) -> None:
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
 
 
-def spread_selected_rows(graph: Graph) -> None:
+def _views_of(node: Node) -> list[Node]:
+    """Return a value, what it is a view of, and so on."""
+    found: list[Node] = [node]
+    while (last := found[-1]).target in VIEWS and isinstance(last.args[0], Node):
+        key = last.args[1] if last.target is operator.getitem else None
+        keys = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(each, Node) for each in keys):  # What a tensor selects is copied.
+            break
+        found.append(last.args[0])
+    return found
+
+
+def _check_view(order: dict[Node, int], node: Node) -> None:
+    """Refuse a change in place of a view of what is read afterwards.
+
+    Raises:
+        ValueError: Naming the view and what it is of.
+    """
+    views = _views_of(node.args[0]) if isinstance(node.args[0], Node) else []
+    for source in views[1:]:
+        readers = [user for user in source.users if order.get(user, 0) > order[node]]
+        if readers:
+            raise ValueError(
+                f"'{views[0].name}', a part of '{source.name}', is changed in place, and "
+                f"'{readers[0].name}' reads '{source.name}' afterwards, which can't be followed: "
+                "change the whole tensor, such as x[:, :4] = 0, or compute a new one"
+            )
+
+
+def spread_selected_rows(net: Module, graph: Graph) -> None:
     """Have assignments such as ``x[mask] = f(y[mask])`` take ``f(y)``, of which they select rows.
 
+    Not of a module that takes statistics of rows, such as a batch norm.
+
     Args:
+        net: The module.
         graph: A traced graph.
     """
     for node in graph.nodes:
@@ -86,15 +113,17 @@ def spread_selected_rows(graph: Graph) -> None:
             continue
         for rows in [user for user in key.users if user.target is operator.getitem]:
             whole = rows.args[0]
-            if rows.args[1] is key and isinstance(whole, Node) and _leads_to(rows, node):
+            if rows.args[1] is key and isinstance(whole, Node) and _leads_to(net, rows, node):
                 node.args = (*node.args[:3], True)
                 rows.replace_all_uses_with(whole)
     erase_unused(graph)
 
 
-def _leads_to(node: Node, end: Node) -> bool:
+def _leads_to(net: Module, node: Node, end: Node) -> bool:
     """Return whether all that is computed of a value goes into the values of an assignment."""
-    readers = [user is end or _leads_to(user, end) for user in node.users]
+    if keeps_statistics(get_module(net, node)):
+        return False
+    readers = [user is end or _leads_to(net, user, end) for user in node.users]
     return bool(readers) and all(readers)
 
 
@@ -134,11 +163,17 @@ def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
             graph.erase_node(node)
 
 
+def keeps_statistics(module: Module | None) -> bool:
+    """Return whether a module, or a part of it, keeps statistics of its rows in training."""
+    parts = () if module is None else module.modules()
+    return any(getattr(part, "track_running_stats", False) for part in parts)
+
+
 def changes_in_training(net: Module, node: Node) -> bool:
     """Return whether a function draws numbers, or keeps statistics, in training."""
     module = get_module(net, node)
     parts = () if module is None else tuple(module.modules())
-    keeps = any(getattr(part, "track_running_stats", False) for part in parts)
+    keeps = keeps_statistics(module)
     drops = any(isinstance(part, torch.nn.modules.dropout._DropoutNd) for part in parts)
     return keeps or drops or is_dropout(net, node)
 

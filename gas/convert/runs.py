@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ from gas.convert.matrices import TracedMatrix, trace_matrices
 from gas.convert.modes import RANDOM, ModeMerger, number_values, record_functions
 from gas.nn import BY_TIME
 
+MOST_IN_PAIRS = 8  # Random choices of which each two are traced together.
 ATTEMPTS = 3  # Traces, of which one must draw no random numbers, as other threads may.
 CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
 
@@ -66,13 +68,16 @@ class _Draw:
     """Stands in for a number between 0 and 1 in a trace, which is compared with a probability."""
 
     def __init__(self, decide: Callable[[float], bool]) -> None:
-        self._decide = decide
+        self._decide, self._is_compared = decide, False
 
     def __lt__(self, other: Any) -> bool:
+        if self._is_compared:  # Both outcomes follow from one number.
+            raise ValueError(RANDOM)
+        self._is_compared = True
         return self._decide(float(other))
 
     def __gt__(self, other: Any) -> bool:
-        return not self._decide(float(other))
+        return not self < other
 
     __le__, __ge__ = __lt__, __gt__
 
@@ -86,14 +91,17 @@ class _Draw:
     def _refuse(self, name: str = "") -> Any:
         raise ValueError(RANDOM)
 
-    __float__ = __getattr__ = _refuse
+    __float__ = __bool__ = __getattr__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
 
 
 def _make_draw(function: Callable[..., Any], chances: Chances) -> Callable[..., Any]:
     """Make a function that draws numbers, of which one alone is a :class:`_Draw` in a trace."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
-        sizes = args[0] if len(args) == 1 and isinstance(args[0], tuple | list) else args
+        given = args[0] if len(args) == 1 and isinstance(args[0], tuple | list) else args
+        sizes = kwargs.get("size", given)
+        sizes = (sizes,) if isinstance(sizes, int) else sizes
         is_one = all(type(size) is int and size == 1 for size in sizes)
         if not is_one or "generator" in kwargs or not chances.are_taken:
             return function(*args, **kwargs)
@@ -173,10 +181,13 @@ class Runs:
     Args:
         net: The module.
         make_tracer: Makes a tracer.
+        finish: Changes each graph before it is compared with others.
     """
 
-    def __init__(self, net: Module, make_tracer: Callable[[], Any]) -> None:
-        self._net, self._make_tracer = net, make_tracer
+    def __init__(
+        self, net: Module, make_tracer: Callable[[], Any], finish: Callable[[Module, Graph], None]
+    ) -> None:
+        self._net, self._make_tracer, self._finish = net, make_tracer, finish
         self.chances, self.tracer = Chances(), make_tracer()
         self.constants: list[dict[str, Tensor]] = []  # Of each trace.
 
@@ -208,6 +219,7 @@ class Runs:
                 raise ValueError(RANDOM)
             _take_constants(net)
         self.tracer.detach(graph)
+        self._finish(net, graph)
         self.constants.append(_take_constants(net))
         return graph
 
@@ -229,18 +241,30 @@ def merge_chances(
     """
     graphs = [first, runs.run(True, rest=True)]
     base = min((0, 1), key=lambda at: abs(len(graphs[at].nodes) - len(evaluated.nodes)))
+    known: dict[str, int] = {}
+    count = len(chances)
+    # What is returned if some numbers, by their positions, are on the other side than in the base.
+    expected = {tuple(range(count)): number_values(graphs[1 - base], known)}
     merger: ModeMerger = merge(graphs[base])
     for position, p in enumerate(chances):
-        outcomes = [bool(base)] * position + [not base]
-        other = runs.run(True, outcomes, bool(base))
+        other = _run_with(runs, (position,), count, base)
         if runs.chances.found != chances:
-            break
+            raise ValueError(RANDOM)
+        expected[position,] = number_values(other, known)
         merger.merge(other, 1 - p if base else p)
-    else:
-        known: dict[str, int] = {}
-        if number_values(merger.graph, known) == number_values(graphs[1 - base], known):
-            return merger
-    raise ValueError(RANDOM)
+    for pair in itertools.combinations(range(count), 2) if count <= MOST_IN_PAIRS else ():
+        expected[pair] = number_values(_run_with(runs, pair, count, base), known)
+    for turned, number in expected.items():
+        outcomes = [position in turned for position in range(count)]
+        if number_values(merger.graph, known, outcomes) != number:
+            raise ValueError(RANDOM)
+    return merger
+
+
+def _run_with(runs: Runs, turned: Sequence[int], count: int, base: int) -> Graph:
+    """Trace a module in training with some outcomes on the other side than the rest."""
+    outcomes = [(position in turned) != bool(base) for position in range(count)]
+    return runs.run(True, outcomes, bool(base))
 
 
 class _Draws(TorchDispatchMode):

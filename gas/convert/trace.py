@@ -21,7 +21,7 @@ from torch_geometric.nn import MessagePassing
 from gas.convert.edge_layers import EdgeLayer, InexactLayerError, Propagation
 from gas.convert.known import KnownProxy, KnownValues
 from gas.convert.matrices import TracedMatrix, matrix_error, spread_matrix
-from gas.convert.modes import DROPOUTS, IN_ONE_MODE, ModeMerger
+from gas.convert.modes import DROPOUTS, IN_ONE_MODE, RANDOM, ModeMerger
 from gas.convert.runs import Runs, answer_questions, check_states, merge_chances
 from gas.nn import NeverExactError, SimpleConv, check_exact
 
@@ -225,6 +225,7 @@ def trace(
     samples: Sequence[dict[str, Any]],
     counts: Sequence[int],
     edges: str,
+    finish: Callable[[Module, Graph], None],
     opened: Opened = (),
 ) -> Graph:
     """Trace a module's method; ``training`` arguments become an input of that name.
@@ -240,6 +241,7 @@ def trace(
         samples: The inputs on several small graphs.
         counts: The numbers of their nodes.
         edges: The input that is the adjacency.
+        finish: Changes the graph of each mode before they are merged.
         opened: Types of layers that are followed up to ``propagate``.
 
     Raises:
@@ -253,7 +255,7 @@ def trace(
         known = KnownValues(net, samples, counts, edges)
         return _Tracer(method, inputs, in_call, fixed, known, opened)
 
-    runs, size = Runs(net, make_tracer), 0
+    runs, size = Runs(net, make_tracer, finish), 0
     merge = functools.partial(ModeMerger, name, is_dropout=functools.partial(is_dropout, net))
     try:
         with _unroll_layers(net, opened), answer_questions(runs.chances):
@@ -275,6 +277,10 @@ def trace(
             module.training = mode
     merger = merger or merge(graphs[0])
     merger.merge(graphs[1])
+    try:
+        merger.graph.lint()
+    except RuntimeError as error:  # A value is read before it is computed.
+        raise ValueError(f"{name} can't be followed: {RANDOM}") from error
     for constants in runs.constants:
         for key, value in constants.items():
             if not torch.equal(value, getattr(net, key, value)):

@@ -87,7 +87,7 @@ def test_labels_of_a_mask_are_features():
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (lambda hidden, x: hidden[:, :2].__setitem__(slice(None), 0.0), "change views of tensors"),
+        (lambda hidden, x: hidden[:, :2].__setitem__(slice(None), 0.0), "is changed in place"),
         (lambda hidden, x: hidden.__setitem__(0, 0.0), "isn't exact on mini-batches"),
         (lambda hidden, x: hidden.__setitem__(slice(0, 9), 0.0), "isn't exact on mini-batches"),
     ],
@@ -96,6 +96,81 @@ def test_labels_of_a_mask_are_features():
 def test_assignments_that_are_refused(edit, reason):
     with pytest.raises(ValueError, match=reason):
         gas.to_scalable(net_of(edited(edit)), random_graph())
+
+
+def change_in_one_mode(change, training):
+    def forward(net, x, edge_index):
+        x = net.conv1(x, edge_index)
+        if net.training == training:
+            change(x)
+        return net.conv2(x, edge_index)
+
+    return forward
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x.__setitem__((slice(None), 0), 0.0), lambda x: x.relu_()],
+    ids=["assigned", "in place"],
+)
+def test_changes_in_one_mode_are_of_that_mode(change, training):
+    net = net_of(change_in_one_mode(change, training)).double()
+    data = random_graph()
+    data.x = data.x.double()
+    model = gas.to_scalable(net, data)
+    (batch,) = gas.SubgraphLoader(gas.cluster(data, 1, model=model, log=False), log=False)
+    for mode in (True, False):
+        expected = net.train(mode)(data.x, data.edge_index)
+        torch.testing.assert_close(
+            model.train(mode)(batch), expected[batch.n_id], rtol=0, atol=1e-10
+        )
+
+
+def twice(net, x, edge_index):
+    number = torch.rand(1) if net.training else 1.0
+    x = net.conv1(x, edge_index)
+    x = x * 2 if number < 0.5 else x
+    return net.conv2(x * 3 if number < 0.5 else x, edge_index)
+
+
+def sized(net, x, edge_index):
+    x = net.conv1(x, edge_index)
+    keep = torch.rand(size=(8,)) < 0.5 if net.training else 1.0
+    return net.conv2(x * keep, edge_index)
+
+
+def chunked(net, x, edge_index):
+    x = net.conv1(x, edge_index)
+    if net.training:
+        x.chunk(2, -1)[0].zero_()
+    return net.conv2(x, edge_index)
+
+
+def sliced(net, x, edge_index):
+    x = net.conv1(x, edge_index)
+    if net.training:
+        x[:, :2].mul_(2.0)
+    return net.conv2(x, edge_index)
+
+
+@pytest.mark.parametrize("forward", [twice, sized, chunked, sliced])
+def test_what_would_be_wrong_in_training_alone_is_refused(forward):
+    with pytest.raises(ValueError, match="random numbers in a way|is changed in place"):
+        gas.to_scalable(net_of(forward), random_graph())
+
+
+def statistics_of_some(net, x, edge_index):
+    x = net.conv1(x, edge_index).clone()
+    mask = x[:, 0] > 0
+    x[mask] = net.norm(x[mask])
+    return net.conv2(x, edge_index)
+
+
+def test_statistics_of_some_rows_are_refused():
+    net = net_of(statistics_of_some, norm=nn.BatchNorm1d(8))
+    with pytest.raises(ValueError, match="'getitem_1'"):
+        gas.to_scalable(net, random_graph())
 
 
 def with_loops(net, x, edge_index):

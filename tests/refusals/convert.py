@@ -185,11 +185,37 @@ def norm_in_evaluation(net, x, edge_index):
     return x if net.training else net.norm(x)
 
 
-def in_place_in_evaluation(net, x, edge_index):
+def changing_a_part(net, x, edge_index):
     x = net.conv(x, edge_index)
-    if not net.training:
-        x[:, 0] = 0.0
+    if net.training:
+        x[:, :1].zero_()
     return net.conv2(x, edge_index)
+
+
+def comparing_twice(net, x, edge_index):
+    number = torch.rand(1) if net.training else 1.0
+    x = net.conv(x, edge_index) if number < 0.5 else x
+    return net.conv2(x, edge_index) if number < 0.5 else x
+
+
+def skipping_by_two(net, x, edge_index):
+    skips = [net.training and bool(torch.rand(1) < 0.5) for _ in range(3)]
+    if skips[0] and skips[2]:
+        skips = [True] * 3
+    x = x if skips[0] else net.conv(x, edge_index)
+    x = x if skips[1] else x.tanh()
+    return net.conv2(x if skips[2] else x.relu(), edge_index)
+
+
+def reading_too_early(net, x, edge_index):
+    rows = x if net.training and torch.rand(1) < 0.5 else net.conv(x, edge_index)
+    sums = x * 2.0
+    both = torch.cat([sums, rows], dim=-1)[:, ::2] if net.training else sums
+    return net.conv2(both + sums, edge_index)
+
+
+def skipping_by_a_sum(net, x, edge_index):
+    return net.conv(x, edge_index) * (0.5 + torch.rand(1)).floor() if net.training else x
 
 
 def skipping_by_one_number(net, x, edge_index):
@@ -432,7 +458,11 @@ CASES = {
     "a branch by values": lambda t: convert(branching),
     "something else in training": lambda t: convert(more_in_training),
     "statistics in evaluation alone": lambda t: convert(norm_in_evaluation, norm=nn.BatchNorm1d(2)),
-    "in place in evaluation alone": lambda t: convert(in_place_in_evaluation),
+    "a part that is changed, and read": lambda t: convert(changing_a_part),
+    "skips by two numbers": lambda t: convert(skipping_by_two),
+    "a skip that is read too early": lambda t: convert(reading_too_early),
+    "a number that is compared twice": lambda t: convert(comparing_twice),
+    "a number that is added to": lambda t: convert(skipping_by_a_sum),
     "chances that depend on others": lambda t: convert(skipping_by_one_number),
     "chances of a sum": lambda t: convert(skipping_in_a_sum),
     "a random number": lambda t: convert(drawing),
