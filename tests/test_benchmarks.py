@@ -571,7 +571,7 @@ def test_staleness(script, monkeypatch, tmp_path):
     runs = json.loads((tmp_path / "table.json").read_text())["runs"]
     for norm, run in runs.items():
         assert [len(epoch) for epoch in run["errors"]] == [2] * 5
-        assert min(min(epoch) for epoch in run["errors"]) > 0.01
+        assert min(min(epoch) for epoch in run["errors"]) > 0.001  # Rows are stale in each epoch.
         assert (max(run["fixed"]["errors"][-1]) < 1e-5) == (norm == "none")
     first = runs["none"]["errors"][0][0]
     assert f"| none | 1 | {first:.3f} | " in (tmp_path / "table.md").read_text()
