@@ -258,9 +258,7 @@ class ModeMerger:
                     self._current[mine] = made
             changes[position] = self._made[read, theirs]
         if changes:
-            positions = itertools.count()
-            swap = lambda each: changes.get(next(positions), each)  # noqa: E731
-            node.args, node.kwargs = map_arg(node.args, swap), map_arg(node.kwargs, swap)
+            _change_inputs(node, changes)
         for key in _differing(node, other):
             if isinstance(key, int):
                 node.update_arg(key, self.training)
@@ -336,6 +334,16 @@ def _inputs_of(node: Node) -> list[Node]:
 
     map_arg((node.args, node.kwargs), add)
     return found
+
+
+def _change_inputs(node: Node, changes: dict[int, Node]) -> None:
+    """Have a node read other nodes, by their positions in :func:`_inputs_of`."""
+    positions = itertools.count()
+
+    def change(each: Node) -> Node:
+        return changes.get(next(positions), each)
+
+    node.args, node.kwargs = map_arg(node.args, change), map_arg(node.kwargs, change)
 
 
 def _differing(node: Node, other: Node) -> list[int | str]:

@@ -243,7 +243,7 @@ def merge_chances(
     base = min((0, 1), key=lambda at: abs(len(graphs[at].nodes) - len(evaluated.nodes)))
     known: dict[str, int] = {}
     count = len(chances)
-    # What is returned if some numbers, by their positions, are on the other side than in the base.
+    # Number each output, by the positions of the random choices that differ from the base.
     expected = {tuple(range(count)): number_values(graphs[1 - base], known)}
     merger: ModeMerger = merge(graphs[base])
     for position, p in enumerate(chances):
@@ -262,7 +262,7 @@ def merge_chances(
 
 
 def _run_with(runs: Runs, turned: Sequence[int], count: int, base: int) -> Graph:
-    """Trace a module in training with some outcomes on the other side than the rest."""
+    """Trace a module in training, with the random choices at these positions the other way."""
     outcomes = [(position in turned) != bool(base) for position in range(count)]
     return runs.run(True, outcomes, bool(base))
 

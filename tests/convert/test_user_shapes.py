@@ -389,7 +389,10 @@ def test_two_lists_of_edges_become_one_with_types():
     data.neg_edge_index = data.edge_index[:, data.edge_type == 1]
     with pytest.raises(ValueError, match="one 'edge_index' with an 'edge_type', and take"):
         gas.to_scalable(Signed(), data)
-    forward = lambda net, x, edge_index, neg_edge_index: both(net, x, edge_index)  # noqa: E731
+
+    def forward(net, x, edge_index, neg_edge_index):
+        return both(net, x, edge_index)
+
     with pytest.raises(ValueError, match="one 'edge_index' with an 'edge_type', and take"):
         gas.to_scalable(net_of(forward, "x, edge_index, neg_edge_index"), data)
 
@@ -422,7 +425,10 @@ def test_matrices_that_a_module_keeps_become_values_of_edges():
         with pytest.raises(ValueError, match=cure):
             gas.to_scalable(net, data)
     expected = kept(net, data.x.double())
-    call = lambda net, data: net(data.x, data.edge_index, data.edge_attr)  # noqa: E731
+
+    def call(net, data):
+        return net(data.x, data.edge_index, data.edge_attr)
+
     _, _, out = check(net_of(given, "x, edge_index, edge_attr", lin=lin), data, call)
     torch.testing.assert_close(out, expected)
     data.adj_t = dense[0].to_sparse_csr()
