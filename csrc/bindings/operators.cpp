@@ -82,6 +82,10 @@ void bind_operators(py::module_& m) {
   bind_mixture<double>(m, "float64");
   define(m, "dropout_float32", gas::dropout<float>, Release());
   define(m, "dropout_float64", gas::dropout<double>, Release());
+  define(m, "relu_dropout_float32", gas::relu_dropout<float>, Release());
+  define(m, "relu_dropout_float64", gas::relu_dropout<double>, Release());
+  define(m, "relu_dropout_backward_float32", gas::relu_dropout_backward<float>, Release());
+  define(m, "relu_dropout_backward_float64", gas::relu_dropout_backward<double>, Release());
   define(m, "gather_dropout_float32", gas::gather_dropout<float>, Release());
   define(m, "gather_dropout_float64", gas::gather_dropout<double>, Release());
   define(m, "gather_decode_dropout", gas::gather_decode_dropout, Release());

@@ -16,16 +16,36 @@ namespace {
 constexpr int64_t kGrainPairs = 8 * 1024;
 constexpr int64_t kDecodedAtOnce = 4 * 1024;  // Elements: still in the first cache when dropped.
 
+// What happens to elements, one or a vector of them, before they are dropped: nothing, or ReLU,
+// which is stored as well.
+struct AsTheyAre {
+  template <typename T, typename Values>
+  GAS_INLINED void operator()(const T*, Values&) const {}
+};
+template <typename T>
+struct Relu {
+  const T* x;
+  T* out;
+  template <typename Values>
+  GAS_INLINED void operator()(const T* from, Values& values) const {
+    values = values <= Values{} ? Values{} : values;  // Keeps NaN, as PyTorch does.
+    store(out + (from - x), values);
+  }
+};
+
 // Picks the factor by table: a branch on random bits would be mispredicted every other time.
 // The counter of the first pair is `first`.
-template <typename T>
-inline void drop_pairs(const T* x, int64_t pairs, uint64_t first, uint64_t threshold, T scale,
-                       uint64_t seed, T* out) {
+template <typename T, typename Before>
+GAS_INLINE void drop_pairs(const T* x, int64_t pairs, uint64_t first, uint64_t threshold, T scale,
+                           uint64_t seed, T* out, const Before& before) {
   const T factor[2] = {T{0}, scale};
-  for (int64_t pair = 0; pair < pairs; ++pair) {
-    const uint64_t bits = random_bits(seed, first + pair);
-    out[2 * pair] = x[2 * pair] * factor[(bits & 0xffffffffULL) >= threshold];
-    out[2 * pair + 1] = x[2 * pair + 1] * factor[(bits >> 32) >= threshold];
+  for (int64_t i = 0; i < 2 * pairs; i += 2) {
+    const uint64_t bits = random_bits(seed, first + i / 2);
+    T low = x[i], high = x[i + 1];
+    before(x + i, low);
+    before(x + i + 1, high);
+    out[i] = low * factor[(bits & 0xffffffffULL) >= threshold];
+    out[i + 1] = high * factor[(bits >> 32) >= threshold];
   }
 }
 
@@ -33,8 +53,9 @@ inline void drop_pairs(const T* x, int64_t pairs, uint64_t first, uint64_t thres
 // elements. (Measured: 1.3 times as fast with AVX2, 2.7 times with AVX-512.)
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
 
+template <typename Before>
 GAS_INLINE void drop_vectors(const float* x, int64_t pairs, uint64_t first, uint64_t threshold,
-                             float scale, uint64_t seed, float* out) {
+                             float scale, uint64_t seed, float* out, const Before& before) {
   typedef uint64_t Pairs __attribute__((vector_size(32)));
   typedef uint32_t Halves __attribute__((vector_size(32)));
   int64_t pair = 0;
@@ -52,29 +73,46 @@ GAS_INLINE void drop_vectors(const float* x, int64_t pairs, uint64_t first, uint
       Vector<float>::type factor, values;
       std::memcpy(&factor, &kept, sizeof factor);
       load(x + 2 * pair, values);
+      before(x + 2 * pair, values);
       store(out + 2 * pair, values * factor);
     }
   }
-  drop_pairs(x + 2 * pair, pairs - pair, first + pair, threshold, scale, seed, out + 2 * pair);
+  drop_pairs(x + 2 * pair, pairs - pair, first + pair, threshold, scale, seed, out + 2 * pair,
+             before);
 }
+template <typename Before>
 GAS_INLINE void drop_vectors(const double* x, int64_t pairs, uint64_t first, uint64_t threshold,
-                             double scale, uint64_t seed, double* out) {
-  drop_pairs(x, pairs, first, threshold, scale, seed, out);
+                             double scale, uint64_t seed, double* out, const Before& before) {
+  drop_pairs(x, pairs, first, threshold, scale, seed, out, before);
 }
 
 // Drops elements first, ..., first + n - 1, of which `x` and `out` hold these alone.
-template <typename T>
+template <typename T, typename Before = AsTheyAre>
 GAS_INLINE void drop(const T* x, int64_t n, uint64_t first, uint64_t threshold, T scale,
-                     uint64_t seed, T* out) {
+                     uint64_t seed, T* out, const Before& before = {}) {
   const auto single = [&](int64_t i) {
-    out[i] = x[i] * (is_kept(seed, first + i, threshold) ? scale : T{0});
+    T value = x[i];
+    before(x + i, value);
+    out[i] = value * (is_kept(seed, first + i, threshold) ? scale : T{0});
   };
   if (n == 0) return;
-  const int64_t before = first % 2;  // Half of a pair.
-  if (before) single(0);
-  const int64_t pairs = (n - before) / 2;
-  drop_vectors(x + before, pairs, (first + before) / 2, threshold, scale, seed, out + before);
-  if (before + 2 * pairs < n) single(n - 1);
+  const int64_t odd = first % 2;  // Half of a pair.
+  if (odd) single(0);
+  const int64_t pairs = (n - odd) / 2;
+  drop_vectors(x + odd, pairs, (first + odd) / 2, threshold, scale, seed, out + odd, before);
+  if (odd + 2 * pairs < n) single(n - 1);
+}
+
+template <typename T>
+GAS_INLINE void drop_gradient(const T* grad, const T* dropped, int64_t n, T scale, T* out) {
+  typename Vector<T>::type g, d;
+  int64_t i = 0;
+  for (; i + Vector<T>::kLanes <= n; i += Vector<T>::kLanes) {
+    load(grad + i, g);
+    load(dropped + i, d);
+    store(out + i, d == decltype(d){} ? decltype(g){} : g * scale);
+  }
+  for (; i < n; ++i) out[i] = dropped[i] == T{0} ? T{0} : grad[i] * scale;
 }
 
 }  // namespace
@@ -87,6 +125,28 @@ void dropout(const T* x, int64_t n, uint64_t threshold, T scale, uint64_t seed, 
     // With AVX-512, processors multiply integers of 64 bits at once.
     on_processor<Vectors::kAvx512>(
         [&]() GAS_INLINED { drop(x + first, count, first, threshold, scale, seed, out + first); });
+  });
+}
+
+template <typename T>
+void relu_dropout(const T* x, int64_t n, uint64_t threshold, T scale, uint64_t seed, T* relu,
+                  T* out, int threads) {
+  parallel_chunks((n + 1) / 2, kGrainPairs, threads, [&](int, int64_t begin, int64_t end) {
+    const int64_t first = 2 * begin, count = std::min(2 * end, n) - first;
+    on_processor<Vectors::kAvx512>([&]() GAS_INLINED {
+      drop(x + first, count, first, threshold, scale, seed, out + first,
+           Relu<T>{x + first, relu + first});
+    });
+  });
+}
+
+template <typename T>
+void relu_dropout_backward(const T* grad, const T* dropped, int64_t n, T scale, T* out,
+                           int threads) {
+  parallel_chunks(n, 2 * kGrainPairs, threads, [&](int, int64_t begin, int64_t end) {
+    on_processor([&]() GAS_INLINED {
+      drop_gradient(grad + begin, dropped + begin, end - begin, scale, out + begin);
+    });
   });
 }
 
@@ -126,6 +186,8 @@ void gather_decode_dropout(Codec codec, const char* table, int64_t num_rows, int
 
 #define GAS_FOR_TYPE(T)                                                                          \
   template void dropout(const T*, int64_t, uint64_t, T, uint64_t, T*, int);                      \
+  template void relu_dropout(const T*, int64_t, uint64_t, T, uint64_t, T*, T*, int);             \
+  template void relu_dropout_backward(const T*, const T*, int64_t, T, T*, int);                  \
   template void gather_dropout(const T*, int64_t, int64_t, const int64_t*, int64_t, uint64_t, T, \
                                uint64_t, T*, int);
 GAS_FOR_TYPE(float)

@@ -15,7 +15,18 @@ template <typename T>
 void dropout(const T* x, int64_t n, uint64_t threshold, T scale, uint64_t seed, T* out,
              int threads);
 
-// The same of the rows index[0], ..., index[n - 1] of a table, one after the other, in one pass.
+// relu[i] = max(x[i], 0), which keeps NaN, and dropout of that, in one pass.
+template <typename T>
+void relu_dropout(const T* x, int64_t n, uint64_t threshold, T scale, uint64_t seed, T* relu,
+                  T* out, int threads);
+
+// The gradient towards x: out[i] = dropped[i] == 0 ? 0 : grad[i] * scale, where `dropped` is what
+// relu_dropout wrote to `out` and no random number is drawn again.
+template <typename T>
+void relu_dropout_backward(const T* grad, const T* dropped, int64_t n, T scale, T* out,
+                           int threads);
+
+// The same as dropout of the rows index[0], ..., index[n - 1] of a table, one after the other, in one pass.
 // Throws std::out_of_range for a row outside [0, num_rows), before anything is written.
 template <typename T>
 void gather_dropout(const T* table, int64_t num_rows, int64_t width, const int64_t* index,

@@ -53,9 +53,38 @@ void test_encoded(gas::Codec codec, int64_t width, int64_t n) {
   }
 }
 
+// In one pass, ReLU and dropout are what they are one after the other, and so is the gradient.
+template <typename T>
+void test_relu(int64_t n) {
+  std::vector<T> x(n), grad(n), relu(n), wanted(n);
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] = static_cast<T>(std::sin(static_cast<double>(i)));
+    grad[i] = static_cast<T>(i % 7 - 3);
+    relu[i] = x[i] > 0 ? x[i] : T{0};
+  }
+  const uint64_t threshold = 0x60000000;
+  const auto scale = static_cast<T>(1.6);
+  gas::dropout(relu.data(), n, threshold, scale, 5, wanted.data(), 1);
+  for (const int threads : {1, 3}) {
+    std::vector<T> mine(n, T{-1}), out(n, T{-1}), back(n, T{-1});
+    gas::relu_dropout(x.data(), n, threshold, scale, 5, mine.data(), out.data(), threads);
+    CHECK(mine == relu);
+    CHECK(out == wanted);
+    gas::relu_dropout_backward(grad.data(), out.data(), n, scale, back.data(), threads);
+    for (int64_t i = 0; i < n; ++i) {
+      const bool passes = x[i] > 0 && gas::is_kept(5, i, threshold);
+      CHECK(back[i] == (passes ? grad[i] * scale : T{0}));
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
+  for (const int64_t size : {0, 1, 2, 7, 8, 9, 33, 100001}) {
+    test_relu<float>(size);
+    test_relu<double>(size);
+  }
   const int64_t n = 300001;
   for (const double p : {0.1, 0.5, 0.9}) {
     const std::vector<float> out = drop(n, p, 42, 1);

@@ -88,5 +88,11 @@ class APPNP(LayeredGNN):
         h = first_rows(h, graph.batch_size)
         return (1 - self.alpha) * h + self.alpha * first()
 
+    def _drop_rows(self, layer: int, x: Any) -> Any:
+        return x
+
+    def _activate(self, layer: int, x: Tensor) -> Tensor:
+        return x
+
     def _end(self, x: Tensor) -> Tensor:
         return x

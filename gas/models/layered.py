@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn import BatchNorm1d, Module, ModuleList
 from torch_geometric.nn.inits import reset
 
 from gas.history import Features, Rows, first_rows
-from gas.nn import Adjacency, Neighbours, apply_rowwise, check_weights, dropout
+from gas.nn import Adjacency, Neighbours, apply_rowwise, check_weights, dropout, relu_dropout
 from gas.scalable import ScalableGNN, collect_kwargs
 
 if TYPE_CHECKING:
@@ -153,13 +154,23 @@ class LayeredGNN(ScalableGNN):
         start: Any = self._start(x)
         first = functools.partial(first_rows, start, graph.batch_size)
         outs = [first()] if self.jumping_knowledge else []
-        h = start  # Between layers Rows, where they take them.
+        h = self._drop_rows(0, start)  # Between layers Rows, where they take them.
+        in_one_pass = self._drops_in_one_pass(graph)
         for layer in range(self.num_layers):
             h = self._layer(layer, h, first, graph)
+            is_last, dropped = layer == self.num_layers - 1, None
+            if in_one_pass and not is_last:
+                h, dropped = relu_dropout(h, self.dropout)
+            else:
+                h = self._activate(layer, h)
             if self.jumping_knowledge:
                 outs.append(h)
-            if layer < self.num_layers - 1:
+            if not is_last:
                 h = self.push_and_pull(self.histories[layer], h, *args, rows=graph.supports_rows)
+                if dropped is None:
+                    h = self._drop_rows(layer + 1, h)
+                else:
+                    h = replace(h, own=dropped) if isinstance(h, Rows) else dropped
         return self._end(torch.cat(outs, dim=-1) if self.jumping_knowledge else h)
 
     def forward_layer(
@@ -186,7 +197,8 @@ class LayeredGNN(ScalableGNN):
 
         if layer == 0:
             x = self._start(x)
-        out = self._layer(layer, x, first, graph)
+        x = self._drop_rows(layer, x)
+        out = self._activate(layer, self._layer(layer, x, first, graph))
         if layer < self.num_layers - 1:
             return out
         if self.jumping_knowledge:
@@ -233,18 +245,46 @@ class LayeredGNN(ScalableGNN):
     def _layer(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
     ) -> Tensor:
-        """Compute a layer, of shape ``[batch_size, width]``; ``first()`` has the rows of _start."""
-        x = self._drop(x, layer > 0 or self.drop_first)
+        """Compute a layer up to its activation, of shape ``[batch_size, width]``.
+
+        ``first()`` has the rows of _start; those of ``x`` have been dropped.
+        """
         # A square batch has empty halo rows: they must not reach the statistics of batch norm.
         h = first_rows(self._conv(layer, x, first, graph), graph.batch_size)
-        if layer == self.num_layers - 1 and not self.lins:
+        if not self._has_activation(layer):
             return h
         if self.bns:
             h = self.bns[layer](h)
         if self.residual and h.size(-1) == x.size(-1):
             own = first_rows(x, h.size(0))
             h = h + (own if own.layout == torch.strided else own.to_dense())
-        return self.activation(h)
+        return h
+
+    def _drop_rows(self, layer: int, x: Any) -> Any:
+        """Apply dropout to the input of a layer."""
+        return self._drop(x, layer > 0 or self.drop_first)
+
+    def _activate(self, layer: int, x: Tensor) -> Tensor:
+        """Apply the activation of a layer, if it has one."""
+        return self.activation(x) if self._has_activation(layer) else x
+
+    def _has_activation(self, layer: int) -> bool:
+        return layer < self.num_layers - 1 or bool(self.lins)
+
+    def _drops_in_one_pass(self, graph: Neighbours) -> bool:
+        """Return whether :func:`gas.nn.relu_dropout` is all that happens to rows between layers.
+
+        Only ``push_and_pull`` sees the rows before dropout, and returns them as they are.
+        """
+        return (
+            self.training
+            and self.dropout > 0
+            and self.activation is torch.relu
+            and not self.jumping_knowledge
+            and (graph.batch_size is None or graph.supports_rows)
+            and getattr(self.push_and_pull, "__func__", None) is ScalableGNN.push_and_pull
+            and not torch.compiler.is_compiling()
+        )
 
     def _conv(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours

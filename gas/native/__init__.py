@@ -36,6 +36,8 @@ from gas.native.dropout import (
     gather_decode_dropout,
     gather_dropout,
     random_bits,
+    relu_dropout,
+    relu_dropout_backward,
 )
 from gas.native.extension import (
     INTERFACE,
@@ -169,6 +171,8 @@ __all__ = [
     "read_bytes",
     "read_segments",
     "reads_host_memory",
+    "relu_dropout",
+    "relu_dropout_backward",
     "renamed",
     "report_blocking",
     "report_progress",

@@ -27,10 +27,36 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     x = x.resolve_neg().contiguous()
     if not native.on_cpu(x):
         return _dropout_torch(x, threshold, scale, seed)
-    out = buffers.empty(x.size(0), x.size(1), x) if x.dim() == 2 else torch.empty_like(x)
-    options = threshold, scale, seed
-    run_typed("dropout", x, x, x.numel(), *options, out)
+    out = _empty(x)
+    run_typed("dropout", x, x, x.numel(), threshold, scale, seed, out)
     return out
+
+
+def relu_dropout(x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Compute ``x.relu()`` and ``dropout(x.relu(), p, seed)``, on the CPU in one pass."""
+    threshold, scale = round(p * 2**32), 1.0 / (1.0 - p)
+    x = x.resolve_neg().contiguous()
+    if not native.on_cpu(x):
+        relu = x.relu()
+        return relu, _dropout_torch(relu, threshold, scale, seed)
+    relu, out = _empty(x), _empty(x)
+    run_typed("relu_dropout", x, x, x.numel(), threshold, scale, seed, relu, out)
+    return relu, out
+
+
+def relu_dropout_backward(grad: Tensor, dropped: Tensor, p: float) -> Tensor:
+    """Compute the gradient towards ``x`` of :func:`relu_dropout`, whose last output is given."""
+    scale = 1.0 / (1.0 - p)
+    if not native.on_cpu(grad, dropped):
+        return torch.where(dropped == 0, 0.0, grad * scale)
+    grad = grad.resolve_neg().contiguous()
+    out = _empty(grad)
+    run_typed("relu_dropout_backward", grad, grad, dropped, grad.numel(), scale, out)
+    return out
+
+
+def _empty(x: Tensor) -> Tensor:
+    return buffers.empty(x.size(0), x.size(1), x) if x.dim() == 2 else torch.empty_like(x)
 
 
 def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:

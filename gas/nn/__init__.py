@@ -4,7 +4,7 @@ from gas.graph import Adjacency
 from gas.nn.attention import GATConv, gat_attention
 from gas.nn.attention_v2 import GATv2Conv, gatv2_attention
 from gas.nn.conv import FusedConv, apply_rowwise
-from gas.nn.dropout import Dropout, dropout
+from gas.nn.dropout import Dropout, dropout, relu_dropout
 from gas.nn.edge_conv import EdgeConv, edge_conv
 from gas.nn.explained import Masks, forget_masks, prepare_layers, show_embeddings
 from gas.nn.fuse import fuse
@@ -63,6 +63,7 @@ __all__ = [
     "NeverExactError",
     "reason_inexact",
     "relations",
+    "relu_dropout",
     "share_products",
     "show_embeddings",
     "spmm",

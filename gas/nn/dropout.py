@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gas.history import Features, Rows
 from gas.native import dropout as drop_elements
-from gas.native import is_plain, is_sparse
+from gas.native import is_plain, is_sparse, relu_dropout_backward
+from gas.native import relu_dropout as relu_and_drop
 from gas.nn.sparse_features import check_layout, replace_values
 
 
@@ -26,6 +27,39 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _Dropout.apply(grad, ctx.p, ctx.seed), None, None
+
+
+class _ReluDropout(torch.autograd.Function):
+    """Function that saves its output, as convolutions do, instead of that of ReLU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
+        relu, dropped = relu_and_drop(x, p, seed)
+        ctx.p = p
+        ctx.mark_non_differentiable(relu)
+        ctx.set_materialize_grads(False)  # Of `relu`, which has none.
+        ctx.save_for_backward(dropped)
+        return relu, dropped
+
+    @staticmethod
+    def backward(ctx: Any, _: None, grad: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if grad is None:
+            return None, None, None
+        return _KeepGradient.apply(grad, ctx.saved_tensors[0], ctx.p), None, None
+
+
+class _KeepGradient(torch.autograd.Function):
+    """Gradient of :class:`_ReluDropout`, and its own."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, dropped: Tensor, p: float) -> Tensor:
+        ctx.p = p
+        ctx.save_for_backward(dropped)
+        return relu_dropout_backward(grad, dropped, p)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return _KeepGradient.apply(grad, ctx.saved_tensors[0], ctx.p), None, None
 
 
 @overload
@@ -74,6 +108,25 @@ def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor |
     if not _is_native(x) or p == 1.0 or not is_plain(x):
         return F.dropout(x, p)
     return _Dropout.apply(x, p, _seed())
+
+
+def relu_dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
+    """Return ``x.relu()`` without gradient, and :func:`dropout` of it with gradient.
+
+    On the CPU, one pass computes both, and another their gradient; results and random numbers are
+    those of the two functions. Histories store the first, layers take the second.
+
+    Args:
+        x: A tensor of any shape.
+        p: The probability of dropping an element, in ``[0, 1]``.
+
+    Raises:
+        ValueError: If ``p`` is no probability.
+    """
+    if not 0.0 < p < 1.0 or not _is_native(x) or not is_plain(x):
+        relu = x.relu()
+        return relu.detach(), dropout(relu, p)
+    return _ReluDropout.apply(x, p, _seed())
 
 
 def _is_native(x: Tensor | Rows) -> bool:

@@ -12,6 +12,7 @@ from torch_geometric.nn import PNAConv as PyGPNAConv
 from torch_geometric.utils import degree
 
 import gas
+from gas.models import layered
 
 PNA = {"aggregators": ["mean", "max"], "scalers": ["identity", "amplification"]}
 ZOO = {
@@ -428,3 +429,35 @@ def test_inference_needs_a_row_of_features_for_each_node(name):
     loader = gas.SubgraphLoader(gas.cluster(data, 2, log=False), log=False)
     with pytest.raises(ValueError, match=r"'x' has shape \[\d+\], expected features of shape"):
         model.predict(loader, log=False)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("name", sorted({*ZOO} - {"APPNP", "GAT", "PNA_JK"}))
+def test_training_is_the_same_with_relu_and_dropout_apart(name, residual, whole, monkeypatch):
+    """Losses, weights and histories are bitwise those of one function after the other."""
+    calls = []
+    original = layered.relu_dropout
+    monkeypatch.setattr(layered, "relu_dropout", lambda *args: calls.append(1) or original(*args))
+
+    def train(apart):
+        model, data = make(name, dropout=0.4, residual=residual)
+        if apart:  # Any other method than that of the class is called with what has a gradient.
+            model.push_and_pull = lambda *args, **kwargs: type(model).push_and_pull(
+                model, *args, **kwargs
+            )
+        graph = gas.cluster(data, 4, log=False)
+        model.refresh(graph)
+        loader = gas.SubgraphLoader(graph, batch_size=2, log=False)
+        batches = gas.training.FullBatch(data) if whole else loader
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(1)
+        losses = [gas.train_epoch(model, batches, optimizer, full_batch=whole) for _ in range(2)]
+        return losses, [*model.state_dict().values(), *(h.emb for h in model.histories)]
+
+    losses, tensors = train(apart=False)
+    assert len(calls) == 2 * 2 * (1 if whole else 2)
+    again, wanted = train(apart=True)
+    assert len(calls) == 2 * 2 * (1 if whole else 2)
+    assert losses == again
+    assert all(map(torch.equal, tensors, wanted))

@@ -5,10 +5,11 @@ import pickle
 import pytest
 import torch
 
+from gas.native import extension
 from gas.native import graph as graphs
 from gas.native import matrix as matrices
 from gas.native import rows as tables
-from gas.native.dropout import _dropout_torch, dropout
+from gas.native.dropout import _dropout_torch, dropout, relu_dropout, relu_dropout_backward
 
 pytestmark = pytest.mark.requires("native")
 
@@ -289,6 +290,18 @@ def test_dropout(dtype, p, shape, threads):
         mine = dropout(x, p, seed)
         twin = _dropout_torch(x, round(p * 2**32), 1 / (1 - p), seed)
         assert torch.equal(mine, twin)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(0,), (1,), (2, 3), (5, 7, 3), (300, 501)])
+def test_relu_and_dropout(dtype, shape, threads, monkeypatch):
+    x, grad = torch.randn(2, *shape, dtype=dtype)
+    relu, out = relu_dropout(x, 0.3, 9)
+    assert torch.equal(out, dropout(x.relu(), 0.3, 9))
+    found = relu_dropout_backward(grad, out, 0.3)
+    monkeypatch.setattr(extension, "C", None)
+    assert all(map(torch.equal, relu_dropout(x, 0.3, 9), (relu, out)))
+    assert torch.equal(found, relu_dropout_backward(grad, out, 0.3))
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1000])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gas.nn import dropout
+from gas.nn import dropout, relu_dropout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -74,3 +74,50 @@ def test_nothing_to_do():
 def test_probabilities(p):
     with pytest.raises(ValueError, match="'p' is .*, expected a probability in"):
         dropout(torch.ones(3), p)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(0, 3), (1,), (7, 5), (2, 3, 5), (300, 501)])
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.75, 1.0])
+def test_dropout_of_relu_in_one_pass(dtype, shape, p):
+    """Values, gradients and random numbers of relu().dropout()."""
+    x = torch.randn(shape, dtype=dtype).requires_grad_()
+    grad = torch.randn(shape, dtype=dtype)
+    torch.manual_seed(4)
+    relu, out = relu_dropout(x, p)
+    after = torch.rand(1)
+    torch.manual_seed(4)
+    wanted = x.relu()
+    dropped = dropout(wanted, p)
+    assert torch.equal(relu, wanted)
+    assert not relu.requires_grad
+    assert torch.equal(out, dropped)
+    assert torch.equal(after, torch.rand(1))
+    grads = [torch.autograd.grad(o, x, grad)[0] for o in (out, dropped)]
+    assert torch.equal(*grads)
+
+
+def test_gradients_of_relu_and_dropout():
+    x = torch.randn(6, 7, dtype=torch.double)
+    x = (x + x.sign()).requires_grad_()  # Not where ReLU bends.
+
+    def function(x):
+        torch.manual_seed(3)
+        return relu_dropout(x, 0.4)[1] * x
+
+    assert torch.autograd.gradcheck(function, (x,))
+    assert torch.autograd.gradgradcheck(function, (x,))
+    negated = torch._neg_view(x.detach())
+    assert torch.equal(relu_dropout(negated, 0.4)[0], (-x).relu())
+
+
+def test_relu_and_dropout_keep_what_is_no_number():
+    x = torch.full((4, 9), float("nan"))
+    assert all(out.isnan().all() for out in relu_dropout(x, 0.5))
+    assert all(out.isnan().all() for out in relu_dropout(x.view(36)[:5].double(), 0.5))
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, float("nan")])
+def test_probabilities_after_relu(p):
+    with pytest.raises(ValueError, match="'p' is .*, expected a probability in"):
+        relu_dropout(torch.ones(3), p)
