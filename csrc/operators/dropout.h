@@ -26,7 +26,8 @@ template <typename T>
 void relu_dropout_backward(const T* grad, const T* dropped, int64_t n, T scale, T* out,
                            int threads);
 
-// The same as dropout of the rows index[0], ..., index[n - 1] of a table, one after the other, in one pass.
+// The same as dropout of the rows index[0], ..., index[n - 1] of a table, one after the other, in
+// one pass.
 // Throws std::out_of_range for a row outside [0, num_rows), before anything is written.
 template <typename T>
 void gather_dropout(const T* table, int64_t num_rows, int64_t width, const int64_t* index,
