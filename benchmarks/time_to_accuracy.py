@@ -10,10 +10,11 @@ are those of training epochs, without evaluation; the second number is with eval
 sets the statistics of norms. Every finished run is saved, and skipped by a later call.
 
 Histories are trained by ``gas.fit`` without warm-up, on 512 parts, an eighth of the graph per step;
-some contenders change one of these. The others are PyG: its full batch, NeighborLoader with 1,024
-seeds, ClusterLoader on the same parts, and GraphSAINT's random walks of about an eighth of the
-graph. They multiply by a ``torch.sparse_csr`` matrix where that is faster than an ``edge_index``,
-and are evaluated as histories are: averaged weights, and the whole graph's statistics of norms.
+some contenders change one of these, and ``auto`` has all defaults. The others are PyG: its full
+batch, NeighborLoader with 1,024 seeds, ClusterLoader on the same parts, and GraphSAINT's random
+walks of about an eighth of the graph. They multiply by a ``torch.sparse_csr`` matrix where that is
+faster than an ``edge_index``, and are evaluated as histories are: averaged weights, and the whole
+graph's statistics of norms.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import argparse
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ CONTENDERS: dict[str, Way] = {
     "no clipping": (512, 64, {**PLAIN, "grad_norm": None}),
     "stale rows as they are": (512, 64, {**PLAIN, "correct_drift": False}),
     "weights of the last step": (512, 64, {**PLAIN, "average_weights": False}),
-    "auto": ("auto", None, PLAIN),
+    "auto": ("auto", None, {}),
     "with warm-up": (512, 64, {}),
 }
 LAYERS, EIGHTH = 3, 8
@@ -205,6 +206,14 @@ def faster_edges(net: torch.nn.Module, batch: Data) -> Callable[[Data], Any]:
     return min(index_of, matrix_of, key=seconds) if is_same else index_of
 
 
+def make_net(data: Data, kind: str, norm: str, seed: int) -> torch.nn.Module:
+    """Make a model of PyG for a graph."""
+    torch.manual_seed(seed)
+    return MODELS[kind](
+        data.num_features, 128, LAYERS, int(data.y.max()) + 1, dropout=0.5, norm=NORMS[norm]
+    )
+
+
 def first_above(run: dict[str, Any], score: float) -> int | None:
     """Return the first epoch, from 0, whose validation score is at least ``score``."""
     return next((epoch for epoch, found in enumerate(run["val"]) if found >= score), None)
@@ -217,6 +226,7 @@ def measure(
     runs: dict[str, Any],
     contenders: Iterable[str] = (*CONTENDERS, *OF_PYG),
     most_seconds: float | None = None,
+    ways: Mapping[str, Way] | None = None,
 ) -> Iterator[None]:
     """Run the contenders of a case in turn that have no run yet, and yield after each.
 
@@ -226,13 +236,10 @@ def measure(
     data = get_data(name)
 
     def start(contender: str, seconds: float) -> dict[str, Any]:
-        torch.manual_seed(seed)
-        net = MODELS[kind](
-            data.num_features, 128, LAYERS, int(data.y.max()) + 1, dropout=0.5, norm=NORMS[norm]
-        )
+        net = make_net(data, kind, norm, seed)
         if contender in OF_PYG:
             return train_as_pyg(data, net, float(lr), OF_PYG[contender], seconds)
-        way = CONTENDERS.get(contender, (1, 1, {}))
+        way = (ways or CONTENDERS).get(contender, (1, 1, {}))
         return train(data, net, float(lr), way, seconds)
 
     if FULL not in runs:
