@@ -16,8 +16,8 @@ from gas.history.disk import DiskStore
 from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
 from gas.history.tiers import make_store
-from gas.history.transfer import Copies, HostLink, Pull, TransferEngine, check_row_index
-from gas.native import check_index, check_integer, check_range, renamed, warn
+from gas.history.transfer import Copies, HostLink, Pull, TransferEngine
+from gas.native import check_index, check_integer, check_range, check_row_index, renamed, warn
 
 
 class History(torch.nn.Module):
