@@ -120,7 +120,8 @@ class TransferEngine:
             detached: No call will wait for this job: the next call that waits or submits raises its
                 error. (default: ``False``)
         """
-        self._restart_after_fork()
+        if self._process != os.getpid():  # No call, which small batches would notice.
+            self._restart_after_fork()
         engine = self._engine
         self._submitting.append(job)  # Kept alive if an interrupt comes before the ticket is known.
         try:
@@ -141,7 +142,8 @@ class TransferEngine:
         """Wait for a job, run jobs of its lane meanwhile, and raise its error."""
         if self._closed:
             raise RuntimeError("this transfer engine has been closed")
-        self._restart_after_fork()
+        if self._process != os.getpid():
+            self._restart_after_fork()
         self._engine.wait(ticket, torch.get_num_threads())
         with self._lock:
             self._alive.pop(ticket, None)
@@ -182,9 +184,6 @@ class TransferEngine:
         if self._process == os.getpid():
             self._closed = True
             self._finalizer()
-
-    def __deepcopy__(self, memo: dict[int, object]) -> TransferEngine:
-        return TransferEngine(self.io, self.pool_size, self.threads)
 
     def __reduce__(self) -> tuple[type[TransferEngine], tuple[str, int | None, int]]:
         return TransferEngine, (self.io, self.pool_size, self.threads)

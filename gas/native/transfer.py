@@ -365,9 +365,6 @@ class BufferPool:
             while len(idle) > MOST_IDLE or sum([block.size for block in tuple(idle)]) > most_bytes:
                 idle.popleft()
 
-    def __deepcopy__(self, memo: object) -> BufferPool:
-        return BufferPool(self._most_idle_bytes)
-
     def __reduce__(self) -> tuple[type[BufferPool], tuple[float]]:
         return BufferPool, (self._most_idle_bytes,)
 

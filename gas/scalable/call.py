@@ -779,8 +779,5 @@ class Calls:
         if waits:
             self._with_histories.release()
 
-    def __deepcopy__(self, memo: object) -> Calls:
-        return Calls()
-
     def __reduce__(self) -> tuple[type[Calls], tuple[()]]:
         return Calls, ()
