@@ -59,7 +59,8 @@ OTHER_TESTS = {  # Where they have other names.
         for name in ("attention", "attention_v2", "custom_op", "edge_conv", "mixture")
     },
     "gas/native/augment.py": ["augment/test_kernels.py"],
-    "gas/native/buffers.py": ["native", "cli/test_account.py"],
+    "gas/native/engine.py": ["history/test_engine.py"],
+    "gas/native/transfer.py": ["native", "history/test_history.py", "cli/test_account.py"],
     "gas/graph/folder/npy.py": ["graph/test_npy.py"],
     "gas/native/json.py": ["native/test_files.py"],
     "gas/scalable/distributed/exchange.py": ["distributed"],

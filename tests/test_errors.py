@@ -48,7 +48,7 @@ UNREACHED = [
     ("convert/check.py", "raise AssertionError", "stands for histories where none are read"),
     ("convert/runs.py", "raise InexactLayerError", "has the layer followed; others say why"),
     (
-        "scalable/hetero/passes.py",
+        "scalable/hetero/call.py",
         "raise StopForward",
         "ends forward early; is always caught",
     ),

@@ -30,7 +30,7 @@ LOCAL_IMPORTS = 0  # Imports of gas inside functions.
 DEEP_IMPORTS = 0  # Imports of a module inside another room, instead of the room's public names.
 CALLS = 1000  # Python calls of a training step.
 METHODS = 16  # Public methods of ScalableGNN, properties counted.
-WAY_FILES, WAY_CLASSES = 7, 8  # Of a row that is pushed, and of one that is read.
+WAY_FILES, WAY_CLASSES = 6, 8  # Of a row that is pushed, and of one that is read.
 
 
 class Import(NamedTuple):
@@ -249,11 +249,10 @@ def test_the_way_of_a_row_is_short():
     """A row is pushed and another is read; each file and class on their way is counted.
 
     ``push_and_pull`` (``scalable/call.py``) makes a ``Call``, which checks the rows and pushes the
-    batch's own to a ``History`` (``history/history.py``). Its ``HostLink``
-    (``history/transfer.py``) makes a ``Job`` of them, which the ``TransferEngine`` runs
-    (``native/transfer.py``). ``BatchPulls`` (``history/rows.py``) reads the halo's rows by the same
-    link: a ``Pull`` into memory of the ``BufferPool`` (``native/buffers.py``). Ids are checked by
-    ``native/checks.py``.
+    batch's own to a ``History`` (``history/history.py``). Its ``HostLink`` makes a ``Job``
+    (``native/transfer.py``) of them, which the ``TransferEngine`` runs (``history/transfer.py``).
+    ``BatchPulls`` (``history/rows.py``) reads the halo's rows by the same link: a ``Pull`` into
+    memory of the ``BufferPool`` (``native/transfer.py``). Ids are checked by ``native/checks.py``.
     """
     model = gas.ScalableGNN(20, 4, 2)
     n_id, x = torch.arange(12), torch.ones(12, 4, requires_grad=True)

@@ -17,7 +17,7 @@ from gas.history.packing import Packing
 from gas.history.store import Store, StoreFactory, TableStore
 from gas.history.tiers import make_store
 from gas.native import (
-    buffers,
+    SHARED,
     check_index,
     check_range,
     dropout,
@@ -115,7 +115,7 @@ class Encoded(Tensor):
     def make_packed(self, packing: Packing, folder: str | Path) -> PackedRows:
         """Return copies of the rows for ``store.packed``; see :class:`PackedRows`."""
         assert isinstance(self.store, TableStore)
-        return PackedRows(self.store.table, packing, folder, buffers.SHARED)
+        return PackedRows(self.store.table, packing, folder, SHARED)
 
     @property
     def resident_tensors(self) -> list[Tensor]:

@@ -16,8 +16,16 @@ from gas.history.disk import DiskStore
 from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
 from gas.history.tiers import make_store
-from gas.history.transfer import Copies, HostLink, Pull, TransferEngine, check_row_index
-from gas.native import check_index, check_integer, check_range, renamed, warn
+from gas.history.transfer import Copies, HostLink, Pull, TransferEngine
+from gas.native import (
+    RowIndex,
+    check_index,
+    check_integer,
+    check_range,
+    check_row_index,
+    renamed,
+    warn,
+)
 
 
 class History(torch.nn.Module):
@@ -290,12 +298,7 @@ class History(torch.nn.Module):
         else:
             self._link.push(rows, ranges)
         self._num_received += 1
-        written_at = self._written_at.numpy()
-        for first, size in ranges:
-            mine = written_at[first : first + size]
-            if self._num_unwritten:
-                self._num_unwritten -= int((mine == 0).sum())
-            mine[:] = max(pushes, 1)
+        self._note_written(ranges, max(pushes, 1))
 
     @property
     def num_pushes(self) -> int:
@@ -360,17 +363,21 @@ class History(torch.nn.Module):
         self.engine.moved_bytes += x.size(0) * self._row_bytes
         self._dtype = x.dtype
         self._num_pushes += 1
+        self._note_written(where, self._num_pushes)
+
+    def _note_written(self, where: RowIndex, number: int) -> None:
+        """Note that rows were written by the push of a number."""
         written_at = self._written_at.numpy()  # Short slices are written faster in numpy.
         if isinstance(where, Tensor):
-            written_at[where.numpy()] = self._num_pushes
+            written_at[where.numpy()] = number
             if self._num_unwritten:
                 self._num_unwritten = int((written_at == 0).sum())
-        else:
-            for first, size in where:
-                rows = written_at[first : first + size]
-                if self._num_unwritten:
-                    self._num_unwritten -= int((rows == 0).sum())
-                rows[:] = self._num_pushes
+            return
+        for first, size in where:
+            rows = written_at[first : first + size]
+            if self._num_unwritten:
+                self._num_unwritten -= int((rows == 0).sum())
+            rows[:] = number
 
     # Pulling --------------------------------------------------------------------------------------
 
@@ -390,7 +397,8 @@ class History(torch.nn.Module):
         """
         if n_id is None:
             n_id = torch.arange(self.num_embeddings, device="cpu")
-        return self._start_pull(n_id, 0, self._value_dtype).wait().to(self._value_dtype)
+        pull = self.start_pull(n_id, ahead=False, dtype=self._value_dtype)
+        return pull.wait().to(self._value_dtype)
 
     @torch.no_grad()
     def start_pull(
@@ -400,6 +408,7 @@ class History(torch.nn.Module):
         own: Tensor | None = None,
         copies: Copies | None = None,
         ahead: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> Pull:
         """Begin to read rows; ``wait()`` on the result returns them.
 
@@ -416,9 +425,20 @@ class History(torch.nn.Module):
                 that read the same rows. (default: none are kept)
             ahead: Overlap with the computation, in an engine with ``io="concurrent"``. ``False`` if
                 ``wait()`` follows at once. (default: ``True``)
+            dtype: The type that the caller computes with. (default: that of the last pushed rows)
         """
+        self._check_open()
+        check_index("n_id", n_id)
+        if self._device.type == "cpu":
+            n_id = n_id.cpu()
+        elif n_id.device.type == "cpu":  # Only the loader checks ids on a device.
+            check_range("n_id", n_id, self.num_embeddings)
+        self._warn_unwritten(n_id)
         ahead = ahead and self.engine.io == "concurrent"
-        return self._start_pull(n_id, space, self._dtype, ahead, own, copies)
+        pull = self._link.pull(n_id, space, dtype or self._dtype, ahead, own, copies)
+        if self.engine.io != "none":
+            self.engine.moved_bytes += n_id.numel() * self._row_bytes
+        return pull
 
     def read_ahead(self, n_id: Tensor, own: Tensor) -> None:
         """Let the system read ahead the rows of a pull, if they are packed.
@@ -463,27 +483,6 @@ class History(torch.nn.Module):
         if self._closed or self.changes[0] != by_hand or self._num_received != received:
             return True
         return self._num_pushes != pushes and bool((self._written_at[index.cpu()] > pushes).any())
-
-    def _start_pull(
-        self,
-        n_id: Tensor,
-        space: int,
-        dtype: torch.dtype,
-        ahead: bool = False,
-        own: Tensor | None = None,
-        copies: Copies | None = None,
-    ) -> Pull:
-        self._check_open()
-        check_index("n_id", n_id)
-        if self._device.type == "cpu":
-            n_id = n_id.cpu()
-        elif n_id.device.type == "cpu":  # Only the loader checks ids on a device.
-            check_range("n_id", n_id, self.num_embeddings)
-        self._warn_unwritten(n_id)
-        pull = self._link.pull(n_id, space, dtype, ahead, own, copies)
-        if self.engine.io != "none":
-            self.engine.moved_bytes += n_id.numel() * self._row_bytes
-        return pull
 
     def _warn_unwritten(self, n_id: Tensor) -> None:
         """Warn once if rows are read that were never written."""

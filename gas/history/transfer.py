@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import threading
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -19,22 +22,20 @@ from gas.history.store import Store, TableStore
 from gas.native import (
     CODECS,
     BufferPool,
-    Engine,
     Job,
     JobPolicy,
     RowIndex,
-    check_index,
-    check_range,
-    check_ranges,
     decode_torch,
     encode_torch,
+    extension,
     has_idle_cores,
+    make_engine,
     num_cores,
 )
 
 IO_MODES = ("serial", "concurrent", "none")
 MAX_PENDING_PUSHES = 2  # For each history.
-MIN_RANGE_ROWS = 8  # If ranges have fewer rows on average, rows are moved one by one.
+MAX_PENDING_JOBS = 256  # Of an engine; then submit() blocks.
 
 # Copies of row ids on devices, and the event of their arrival, for several histories to share.
 Copies = dict[torch.device, tuple[Tensor, torch.cuda.Event]]
@@ -48,83 +49,6 @@ def to_index(where: RowIndex) -> Tensor:
     return torch.cat([torch.arange(0, device="cpu"), *ranges])
 
 
-def check_row_index(
-    num_rows: int,
-    n_id: Tensor | None,
-    offset: Tensor | Sequence[int] | None,
-    count: Tensor | Sequence[int] | None,
-    num_embeddings: int,
-) -> RowIndex:
-    """Check the arguments of :meth:`gas.History.push` and return the rows to write.
-
-    Raises:
-        ValueError: If they are not ``num_rows`` rows, or ids and ranges differ.
-        IndexError: If a row doesn't exist.
-    """
-    if (offset is None) != (count is None):
-        raise ValueError("'offset' and 'count' describe ranges together: pass both or neither")
-    if offset is not None and count is not None and not _has_short_ranges(n_id, offset, count):
-        return _check_row_ranges(num_rows, n_id, offset, count, num_embeddings)
-    if n_id is not None:
-        check_index("n_id", n_id)
-        if n_id.size(0) != num_rows:
-            raise ValueError(f"'x' has {num_rows} rows, but 'n_id' names {n_id.size(0)}")
-        index = n_id.cpu().contiguous()
-        check_range("n_id", index, num_embeddings)
-        return index
-    if num_rows != num_embeddings:
-        raise ValueError(
-            f"'x' has {num_rows} rows, but the history has {num_embeddings}: pass 'n_id' to say "
-            "which rows these are"
-        )
-    return [(0, num_embeddings)]
-
-
-def _check_row_ranges(
-    num_rows: int,
-    n_id: Tensor | None,
-    offset: Tensor | Sequence[int],
-    count: Tensor | Sequence[int],
-    num_embeddings: int,
-) -> list[tuple[int, int]]:
-    first = offset.tolist() if isinstance(offset, Tensor) else list(offset)
-    size = count.tolist() if isinstance(count, Tensor) else list(count)
-    if len(first) != len(size) or sum(size) != num_rows:
-        raise ValueError(
-            f"'x' has {num_rows} rows, but 'offset' and 'count' describe {sum(size)} rows in "
-            f"{len(first)} and {len(size)} ranges"
-        )
-    ranges = list(zip(first, size, strict=True))
-    check_ranges(ranges, num_embeddings)
-    if n_id is not None and n_id.numel() != num_rows:
-        raise ValueError(f"'x' has {num_rows} rows, but 'n_id' names {n_id.numel()}")
-    if n_id is not None and n_id.device.type == "cpu":
-        nodes = n_id.numpy()  # Single elements are read faster from numpy.
-        begin = 0
-        for at, rows in ranges:
-            if rows and (nodes[begin] != at or nodes[begin + rows - 1] != at + rows - 1):
-                raise ValueError(
-                    f"'n_id' and the ranges disagree: row {begin} belongs to node "
-                    f"{nodes[begin]}, but 'offset' says {at}"
-                )
-            begin += rows
-    return ranges
-
-
-def _has_short_ranges(
-    n_id: Tensor | None, offset: Tensor | Sequence[int], count: Tensor | Sequence[int]
-) -> bool:
-    """Return whether the ranges of ``n_id`` are so short that single rows are moved faster."""
-    if n_id is None or not isinstance(offset, Tensor) or not isinstance(count, Tensor):
-        return False
-    few = offset.numel() * MIN_RANGE_ROWS < n_id.numel()
-    if few or n_id.device.type != "cpu" or offset.shape != count.shape or bool((count < 0).any()):
-        return False
-    before = count.cumsum(0) - count
-    rows = torch.repeat_interleave(offset - before, count)
-    return torch.equal(rows + torch.arange(rows.numel()), n_id)
-
-
 def check_io(io: str) -> str:
     """Raise ``ValueError`` unless ``io`` is a mode of transfer."""
     if io not in IO_MODES:
@@ -132,8 +56,12 @@ def check_io(io: str) -> str:
     return io
 
 
-class TransferEngine(Engine):
-    """Moves rows for the histories of one model.
+class TransferEngine:
+    """Run the jobs that move rows for the histories of one model, by csrc/transfer/engine.h.
+
+    The jobs of one lane run in the order of submission. Several threads may use an engine. In a
+    forked process it starts without jobs: those in the queue belong to the parent. Without the
+    extension a job runs when it is submitted.
 
     Args:
         io: ``"serial"`` moves rows when they are needed; ``"concurrent"`` overlaps transfers with
@@ -141,14 +69,15 @@ class TransferEngine(Engine):
             the speed is the upper bound in benchmarks.
         pool_size: Upper bound of the pinned buffers through which a history's rows are copied to a
             GPU that can't read them directly. (default: 2)
-        threads: The number of workers. (default: a quarter of the cores, from 2 to 4)
+        threads: The number of workers; without workers, waiting threads run all jobs. (default: a
+            quarter of the cores, from 2 to 4)
     """
 
     def __init__(
         self, io: str = "concurrent", pool_size: int | None = None, threads: int | None = None
     ) -> None:
         # At least two lanes can wait for a disk or a network at the same time.
-        super().__init__(max(2, min(4, num_cores() // 4)) if threads is None else threads)
+        self.threads = max(2, min(4, num_cores() // 4)) if threads is None else threads
         self.io = check_io(io)
         self.pool_size = pool_size
         self.moved_bytes = 0
@@ -156,16 +85,116 @@ class TransferEngine(Engine):
         self._lanes = itertools.count()
         self.streams: dict[torch.device, Any] = {}
         """The streams of each CUDA device, which all histories share; see :mod:`.cuda`."""
+        self._start()
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._alive: dict[int, Job] = {}  # Unfinished jobs, which keep their tensors alive.
+        self._submitting: list[Job] = []
+        self._closed = False
+        self._engine, self._policies = make_engine(self.threads, MAX_PENDING_JOBS)
+        self.has_workers = extension.C is not None
+        """Whether jobs can overlap with the computation: only with the extension."""
+        # The workers must end before Python does, which frees the memory that they write to.
+        self._finalizer = weakref.finalize(self, _close, self._engine, self._process, self._alive)
 
     def new_lane(self) -> int:
         """Return a new lane, for one history."""
         return next(self._lanes)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> TransferEngine:
-        return TransferEngine(self.io, self.pool_size, self.threads)
+    def _restart_after_fork(self) -> None:
+        if self._process != os.getpid():
+            self._finalizer.detach()
+            self._start()
+
+    def submit(
+        self, lane: int, job: Job, by: JobPolicy = JobPolicy.ANYONE, detached: bool = False
+    ) -> int:
+        """Queue a job and return its ticket.
+
+        Args:
+            lane: The lane. Jobs of the same lane run one after the other.
+            job: The job.
+            by: The threads that may run it. (default: any)
+            detached: No call will wait for this job: the next call that waits or submits raises its
+                error. (default: ``False``)
+        """
+        if self._process != os.getpid():  # No call, which small batches would notice.
+            self._restart_after_fork()
+        engine = self._engine
+        self._submitting.append(job)  # Kept alive if an interrupt comes before the ticket is known.
+        try:
+            ticket = engine.submit(lane, job.work, self._policies[by], detached)
+        except Exception:
+            self._submitting.remove(job)
+            raise
+        with self._lock:
+            self._alive[ticket] = job
+            self._submitting.remove(job)
+            for old in list(self._alive):  # In the order of submission.
+                if not engine.done(old):
+                    break
+                del self._alive[old]
+        return ticket
+
+    def wait(self, ticket: int) -> None:
+        """Wait for a job, run jobs of its lane meanwhile, and raise its error."""
+        if self._closed:
+            raise RuntimeError("this transfer engine has been closed")
+        if self._process != os.getpid():
+            self._restart_after_fork()
+        self._engine.wait(ticket, torch.get_num_threads())
+        with self._lock:
+            self._alive.pop(ticket, None)
+
+    def wait_lane(self, lane: int) -> None:
+        """Wait for all jobs of a lane."""
+        self._restart_after_fork()
+        self._engine.wait_lane(lane, torch.get_num_threads())
+        with self._lock:
+            for ticket in [ticket for ticket in self._alive if self._engine.done(ticket)]:
+                del self._alive[ticket]
+
+    def run(self, lane: int, job: Job, by: JobPolicy = JobPolicy.WAITERS) -> None:
+        """Submit a job and wait for it."""
+        ticket = self.submit(lane, job, by)
+        try:
+            self.wait(ticket)
+        except BaseException:
+            self.cancel([ticket])
+            raise
+
+    def done(self, ticket: int) -> bool:
+        """Return whether a job has ended."""
+        self._restart_after_fork()
+        return self._engine.done(ticket)
+
+    def cancel(self, tickets: Sequence[int]) -> None:
+        """Cancel jobs, and wait for those that have started."""
+        if tickets and not self._closed:
+            self._restart_after_fork()
+            self._engine.cancel(list(tickets))
+            with self._lock:
+                for ticket in tickets:
+                    self._alive.pop(ticket, None)
+
+    def close(self) -> None:
+        """Run the remaining detached jobs, cancel the others, and end the workers."""
+        if self._process == os.getpid():
+            self._closed = True
+            self._finalizer()
 
     def __reduce__(self) -> tuple[type[TransferEngine], tuple[str, int | None, int]]:
         return TransferEngine, (self.io, self.pool_size, self.threads)
+
+
+def _close(engine: Any, process: int, alive: dict[int, Job]) -> None:
+    if process == os.getpid():  # A forked process has no workers.
+        try:
+            engine.close()
+        finally:
+            alive.clear()
 
 
 class Pull:

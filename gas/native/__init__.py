@@ -8,7 +8,6 @@ are durable writes of files, strict JSON, memory, cores, checks of arguments and
 
 from gas.native.attention import Dropout
 from gas.native.augment import EgoGraph, ego_hop, find_kept_entries, on_host, subset
-from gas.native.buffers import BufferPool, allocate_pinned, empty, idle_bytes, zeros
 from gas.native.checks import (
     MOST_INT32,
     assert_range,
@@ -39,6 +38,7 @@ from gas.native.dropout import (
     relu_dropout,
     relu_dropout_backward,
 )
+from gas.native.engine import JobPolicy, make_engine
 from gas.native.extension import (
     INTERFACE,
     C,
@@ -62,6 +62,7 @@ from gas.native.json import parse_json, read_json, write_json
 from gas.native.matrix import TYPES, Matrix, find_starts, transpose
 from gas.native.memory import (
     PeakMemory,
+    allocate_pinned,
     bytes_of,
     explain_full_disk,
     free_disk,
@@ -69,6 +70,7 @@ from gas.native.memory import (
     human,
     resident_bytes,
     resident_kinds,
+    zeros,
 )
 from gas.native.mixture import Mixture
 from gas.native.progress import report_blocking, report_progress
@@ -84,13 +86,15 @@ from gas.native.rows import (
 from gas.native.segments import padded_sizes, read_bytes, read_segments, write_bytes, write_segments
 from gas.native.transfer import (
     CODECS,
-    Engine,
+    SHARED,
+    BufferPool,
     Job,
-    JobPolicy,
     RowIndex,
-    check_ranges,
+    check_row_index,
     decode_torch,
+    empty,
     encode_torch,
+    idle_bytes,
 )
 from gas.native.warning import renamed, warn
 
@@ -109,7 +113,6 @@ __all__ = [
     "CODECS",
     "Dropout",
     "EgoGraph",
-    "Engine",
     "INTERFACE",
     "Job",
     "JobPolicy",
@@ -119,6 +122,7 @@ __all__ = [
     "PeakMemory",
     "Relabeler",
     "RowIndex",
+    "SHARED",
     "TYPES",
     "accept_beta_state",
     "assert_range",
@@ -127,7 +131,7 @@ __all__ = [
     "check_index",
     "check_integer",
     "check_range",
-    "check_ranges",
+    "check_row_index",
     "computes_on",
     "coo_to_csr",
     "custom_op",
@@ -159,6 +163,7 @@ __all__ = [
     "find_kept_entries",
     "launch",
     "learns",
+    "make_engine",
     "make_folder",
     "num_cores",
     "on_cpu",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gas.native import buffers
 from gas.native import extension as native
 from gas.native.checks import check_index
 from gas.native.matrix import run_typed
 from gas.native.rows import gather_rows
-from gas.native.transfer import CODECS, Job
+from gas.native.transfer import CODECS, Job, empty
 
 
 def dropout(x: Tensor, p: float, seed: int) -> Tensor:
@@ -56,7 +55,7 @@ def relu_dropout_backward(grad: Tensor, dropped: Tensor, p: float) -> Tensor:
 
 
 def _empty(x: Tensor) -> Tensor:
-    return buffers.empty(x.size(0), x.size(1), x) if x.dim() == 2 else torch.empty_like(x)
+    return empty(x.size(0), x.size(1), x) if x.dim() == 2 else torch.empty_like(x)
 
 
 def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
@@ -65,7 +64,7 @@ def gather_dropout(table: Tensor, index: Tensor, p: float, seed: int) -> Tensor:
         return dropout(gather_rows(table, index), p, seed)
     check_index("index", index)
     index = index.contiguous()
-    out = buffers.empty(index.numel(), table.size(1), table)
+    out = empty(index.numel(), table.size(1), table)
     rows = table, table.size(0), table.size(1), index, index.numel()
     options = round(p * 2**32), 1.0 / (1.0 - p), seed
     run_typed("gather_dropout", table, *rows, *options, out)
@@ -81,7 +80,7 @@ def gather_decode(table: Tensor, codec: str, width: int, index: Tensor) -> Tenso
         width: The width of decoded rows.
         index: The rows to read, of shape ``[n]``, int64.
     """
-    out = buffers.empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
+    out = empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
     Job.pull(table, index.contiguous(), out, codec, width).run()
     return out
 
@@ -94,7 +93,7 @@ def gather_decode_dropout(
         return dropout(gather_decode(table, codec, width, index), p, seed)
     check_index("index", index)
     index = index.contiguous()
-    out = buffers.empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
+    out = empty(index.numel(), width, table.new_empty(0, dtype=torch.float32))
     rows = table, table.size(0), width, index, index.numel()
     options = round(p * 2**32), 1.0 / (1.0 - p), seed
     native.run("gather_decode_dropout", table.device, CODECS[codec], *rows, *options, out)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch_geometric.utils import cumsum
 
-from gas.native import buffers
 from gas.native import extension as native
 from gas.native.checks import check_index, check_range
+from gas.native.transfer import empty
 
 
 def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
@@ -31,7 +31,7 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
     shape = (index.numel(), *table.shape[1:])
     if out is None:
         if table.dim() == 2:
-            out = buffers.empty(index.numel(), table.size(1), table)
+            out = empty(index.numel(), table.size(1), table)
         else:
             out = table.new_empty(shape)
     elif out.shape != shape or out.dtype != table.dtype or not out.is_contiguous():

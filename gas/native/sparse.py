@@ -7,9 +7,9 @@ from torch import Tensor
 
 from gas.native import costs
 from gas.native import extension as native
-from gas.native.buffers import empty
 from gas.native.matrix import Matrix, native_matrix, native_transpose, run_typed, sum_type
 from gas.native.rows import sparse_csr
+from gas.native.transfer import empty
 
 
 def multiply(

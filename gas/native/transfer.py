@@ -1,30 +1,118 @@
-"""Jobs that read and write rows of tables in host memory, and the engine that runs them.
+"""Rows in host memory: buffers for them, and jobs that copy them from and to tables.
 
-If the extension was built, jobs run natively and can overlap with the computation. Else their
-pure-torch twins run when they are submitted, with equal results.
+If the extension was built, jobs are native, else pure-torch twins with equal results. A
+:class:`gas.history.TransferEngine` runs them.
 """
 
 from __future__ import annotations
 
-import enum
-import os
-import threading
+import contextlib
+import math
 import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gas.native import extension as native
 from gas.native.checks import check_index, check_range
+from gas.native.memory import zeros
 
 # Rows of a table: an index, or ranges (first, count) in order.
 RowIndex = Tensor | Sequence[tuple[int, int]]
+MIN_RANGE_ROWS = 8  # If ranges have fewer rows on average, rows are moved one by one.
 # The formats of stored rows in csrc/transfer/codec.h.
 CODECS = {"bfloat16": 1, "float16": 2, "int8": 3}
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+SMALL_BYTES = 128 * 1024  # Below this size, the C library reuses memory itself.
+LARGE_BYTES = 32 << 20  # From this size on, it always returns memory to the system.
+MOST_IDLE = 8  # Idle blocks of a pool.
+MOST_IDLE_BYTES = 512 << 20  # Size of the idle blocks that all models share.
+
+
+# Rows of a table ----------------------------------------------------------------------------------
+
+
+def check_row_index(
+    num_rows: int,
+    n_id: Tensor | None,
+    offset: Tensor | Sequence[int] | None,
+    count: Tensor | Sequence[int] | None,
+    num_embeddings: int,
+) -> RowIndex:
+    """Check the arguments of :meth:`gas.History.push` and return the rows to write.
+
+    Raises:
+        ValueError: If they are not ``num_rows`` rows, or ids and ranges differ.
+        IndexError: If a row doesn't exist.
+    """
+    if (offset is None) != (count is None):
+        raise ValueError("'offset' and 'count' describe ranges together: pass both or neither")
+    if offset is not None and count is not None and not _has_short_ranges(n_id, offset, count):
+        return _check_row_ranges(num_rows, n_id, offset, count, num_embeddings)
+    if n_id is not None:
+        check_index("n_id", n_id)
+        if n_id.size(0) != num_rows:
+            raise ValueError(f"'x' has {num_rows} rows, but 'n_id' names {n_id.size(0)}")
+        index = n_id.cpu().contiguous()
+        check_range("n_id", index, num_embeddings)
+        return index
+    if num_rows != num_embeddings:
+        raise ValueError(
+            f"'x' has {num_rows} rows, but the history has {num_embeddings}: pass 'n_id' to say "
+            "which rows these are"
+        )
+    return [(0, num_embeddings)]
+
+
+def _check_row_ranges(
+    num_rows: int,
+    n_id: Tensor | None,
+    offset: Tensor | Sequence[int],
+    count: Tensor | Sequence[int],
+    num_embeddings: int,
+) -> list[tuple[int, int]]:
+    first = offset.tolist() if isinstance(offset, Tensor) else list(offset)
+    size = count.tolist() if isinstance(count, Tensor) else list(count)
+    if len(first) != len(size) or sum(size) != num_rows:
+        raise ValueError(
+            f"'x' has {num_rows} rows, but 'offset' and 'count' describe {sum(size)} rows in "
+            f"{len(first)} and {len(size)} ranges"
+        )
+    ranges = list(zip(first, size, strict=True))
+    check_ranges(ranges, num_embeddings)
+    if n_id is not None and n_id.numel() != num_rows:
+        raise ValueError(f"'x' has {num_rows} rows, but 'n_id' names {n_id.numel()}")
+    if n_id is not None and n_id.device.type == "cpu":
+        nodes = n_id.numpy()  # Single elements are read faster from numpy.
+        begin = 0
+        for at, rows in ranges:
+            if rows and (nodes[begin] != at or nodes[begin + rows - 1] != at + rows - 1):
+                raise ValueError(
+                    f"'n_id' and the ranges disagree: row {begin} belongs to node "
+                    f"{nodes[begin]}, but 'offset' says {at}"
+                )
+            begin += rows
+    return ranges
+
+
+def _has_short_ranges(
+    n_id: Tensor | None, offset: Tensor | Sequence[int], count: Tensor | Sequence[int]
+) -> bool:
+    """Return whether the ranges of ``n_id`` are so short that single rows are moved faster."""
+    if n_id is None or not isinstance(offset, Tensor) or not isinstance(count, Tensor):
+        return False
+    few = offset.numel() * MIN_RANGE_ROWS < n_id.numel()
+    if few or n_id.device.type != "cpu" or offset.shape != count.shape or bool((count < 0).any()):
+        return False
+    before = count.cumsum(0) - count
+    rows = torch.repeat_interleave(offset - before, count)
+    return torch.equal(rows + torch.arange(rows.numel()), n_id)
 
 
 def check_ranges(ranges: Sequence[tuple[int, int]], num_rows: int) -> None:
@@ -73,7 +161,7 @@ def decode_torch(codec: str, rows: Tensor, width: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Job:
-    """Work to do now, by :meth:`run`, or in a lane of an :class:`Engine`.
+    """Work to do now, by :meth:`run`, or in a lane of an engine.
 
     * ``work``: a native job, or a function without arguments where the extension was not built.
     * ``keep``: tensors that must live until the work is done: native code knows addresses only.
@@ -202,189 +290,95 @@ def _native_table(
     return native.C.Table(table.data_ptr(), num_rows, CODECS[codec], width)
 
 
-# The engine ---------------------------------------------------------------------------------------
+# Buffers: the system clears new pages first, which takes most of a read ---------------------------
 
 
-class JobPolicy(enum.Enum):
-    """The threads that may run a job: workers, waiting threads, or both."""
-
-    ANYONE = "ANYONE"
-    WORKERS = "WORKERS"
-    WAITERS = "WAITERS"
-
-
-class Engine:
-    """Run jobs in lanes, by csrc/transfer/engine.h.
-
-    The jobs of one lane run in the order of submission. Several threads may use an engine. In a
-    forked process it starts without jobs: those in the queue belong to the parent. Without the
-    extension a job runs when it is submitted.
+class BufferPool:
+    """Allocate tensors in memory that is reused when it isn't referenced any more.
 
     Args:
-        threads: The number of workers; without workers, waiting threads run all jobs.
-        capacity: The number of unfinished jobs above which ``submit`` blocks.
+        most_idle_bytes: Upper bound of the idle memory of one dtype. (default: none)
     """
 
-    def __init__(self, threads: int, capacity: int = 256) -> None:
-        self.threads = threads
-        self.capacity = capacity
-        self._start()
+    def __init__(self, most_idle_bytes: float = math.inf) -> None:
+        self._most_idle_bytes = most_idle_bytes
+        # By dtype: earlier contents of a buffer are finite numbers of its type.
+        self._idle: dict[torch.dtype, deque[np.ndarray]] = defaultdict(deque)
+        self._blocks: list[weakref.ref[np.ndarray]] = []
+        self.peak_bytes = 0  # The largest size of all blocks, in use or idle.
 
-    def _start(self) -> None:
-        self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._alive: dict[int, Job] = {}  # Unfinished jobs, which keep their tensors alive.
-        self._submitting: list[Job] = []
-        self._closed = False
-        self.has_workers = native.C is not None
-        """Whether jobs can overlap with the computation: only with the extension."""
-        make = native.C.Engine if self.has_workers else _SynchronousEngine
-        self._engine: Any = make(self.threads, self.capacity)
-        policies = JobPolicy if native.C is None else native.C.By
-        self._policies = {by: getattr(policies, by.name) for by in JobPolicy}
-        # The workers must end before Python does, which frees the memory that they write to.
-        self._finalizer = weakref.finalize(self, _close, self._engine, self._process, self._alive)
-
-    def _restart_after_fork(self) -> None:
-        if self._process != os.getpid():
-            self._finalizer.detach()
-            self._start()
-
-    def submit(
-        self,
-        lane: int,
-        job: Job,
-        by: JobPolicy = JobPolicy.ANYONE,
-        detached: bool = False,
-    ) -> int:
-        """Queue a job and return its ticket.
-
-        Args:
-            lane: The lane. Jobs of the same lane run one after the other.
-            job: The job.
-            by: The threads that may run it. (default: any)
-            detached: No call will wait for this job: the next call that waits or submits raises its
-                error. (default: ``False``)
-        """
-        self._restart_after_fork()
-        engine = self._engine
-        self._submitting.append(job)  # Kept alive if an interrupt comes before the ticket is known.
-        try:
-            ticket = engine.submit(lane, job.work, self._policies[by], detached)
-        except Exception:
-            self._submitting.remove(job)
-            raise
-        with self._lock:
-            self._alive[ticket] = job
-            self._submitting.remove(job)
-            for old in list(self._alive):  # In the order of submission.
-                if not engine.done(old):
-                    break
-                del self._alive[old]
-        return ticket
-
-    def wait(self, ticket: int) -> None:
-        """Wait for a job, run jobs of its lane meanwhile, and raise its error."""
-        if self._closed:
-            raise RuntimeError("this transfer engine has been closed")
-        self._restart_after_fork()
-        self._engine.wait(ticket, torch.get_num_threads())
-        with self._lock:
-            self._alive.pop(ticket, None)
-
-    def wait_lane(self, lane: int) -> None:
-        """Wait for all jobs of a lane."""
-        self._restart_after_fork()
-        self._engine.wait_lane(lane, torch.get_num_threads())
-        with self._lock:
-            for ticket in [ticket for ticket in self._alive if self._engine.done(ticket)]:
-                del self._alive[ticket]
-
-    def run(self, lane: int, job: Job, by: JobPolicy = JobPolicy.WAITERS) -> None:
-        """Submit a job and wait for it."""
-        ticket = self.submit(lane, job, by)
-        try:
-            self.wait(ticket)
-        except BaseException:
-            self.cancel([ticket])
-            raise
-
-    def done(self, ticket: int) -> bool:
-        """Return whether a job has ended."""
-        self._restart_after_fork()
-        return self._engine.done(ticket)
-
-    def cancel(self, tickets: Sequence[int]) -> None:
-        """Cancel jobs, and wait for those that have started."""
-        if tickets and not self._closed:
-            self._restart_after_fork()
-            self._engine.cancel(list(tickets))
-            with self._lock:
-                for ticket in tickets:
-                    self._alive.pop(ticket, None)
-
-    def close(self) -> None:
-        """Run the remaining detached jobs, cancel the others, and end the workers."""
-        if self._process == os.getpid():
-            self._closed = True
-            self._finalizer()
-
-
-def _close(engine: Any, process: int, alive: dict[int, Job]) -> None:
-    if process == os.getpid():  # A forked process has no workers.
-        try:
-            engine.close()
-        finally:
-            alive.clear()
-
-
-class _SynchronousEngine:
-    """Run every job when it is submitted: the pure-torch twin of csrc/transfer/engine.h."""
-
-    def __init__(self, threads: int, capacity: int) -> None:
-        self._running = threading.RLock()  # Of all lanes.
-        self._failed: dict[int, Exception] = {}
-        self._unseen: list[Exception] = []
-        self._last = 0
-        self._closed = False
-
-    def submit(self, lane: int, work: Callable[[], None], by: JobPolicy, detached: bool) -> int:
-        with self._running:
-            self._raise_unseen()
-            if self._closed:
-                raise RuntimeError("this transfer engine has been closed")
-            self._last += 1
-            ticket = self._last
+    def allocate(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """Return a CPU tensor of shape ``[rows, width]`` with unspecified but finite values."""
+        size = rows * width * dtype.itemsize
+        if size < SMALL_BYTES:
+            with torch.inference_mode(False):
+                return torch.zeros(rows, width, dtype=dtype, device="cpu")
+        idle = self._idle[dtype]
+        block = None
+        for _ in range(len(idle)):
             try:
-                work()
-            except Exception as error:
-                if detached:
-                    self._unseen.append(error)
-                else:
-                    self._failed[ticket] = error
-            return ticket
+                candidate = idle.popleft()
+            except IndexError:  # Another thread has taken the last block.
+                break
+            if size <= candidate.size <= 2 * size:
+                block = candidate
+                break
+            if candidate.size > size or len(idle) < MOST_IDLE:
+                idle.append(candidate)  # Too many small blocks are dropped.
+        if block is None:
+            # Larger than needed: the next batch's halo may be a little larger.
+            step = 1 << max(0, math.ceil(math.log2(size)) - 3)
+            block = zeros(-(-size // step) * step)
+            self._note_peak(block)
+        # The tensor keeps the array alive; the block is idle again when both are freed.
+        array = block[:size]
+        back = weakref.finalize(array, self._give_back, idle, block, self._most_idle_bytes)
+        back.atexit = False
+        storage = torch.from_numpy(array).untyped_storage()
+        # Not a view: views that were made without gradient are read-only to autograd.
+        with torch.inference_mode(False):  # Workers write to it outside of that mode.
+            empty = torch.empty(0, dtype=dtype, device="cpu")
+        return empty.set_(storage, 0, (rows, width), (width, 1))
 
-    def _raise_unseen(self) -> None:
-        if self._unseen:
-            raise self._unseen.pop(0)
+    def _note_peak(self, block: np.ndarray) -> None:
+        """Update the peak by a new block."""
+        alive = [ref for ref in self._blocks if ref() is not None]
+        self._blocks = [*alive, weakref.ref(block)]
+        blocks = [ref() for ref in self._blocks]
+        held = sum([block.size for block in blocks if block is not None])
+        self.peak_bytes = max(self.peak_bytes, held)
 
-    def done(self, ticket: int) -> bool:
-        return True
+    @property
+    def idle_bytes(self) -> int:
+        """The size of the idle memory."""
+        return sum(block.size for idle in tuple(self._idle.values()) for block in tuple(idle))
 
-    def wait(self, ticket: int | None, threads: int) -> None:
-        with self._running:
-            self._raise_unseen()
-            if ticket in self._failed:
-                raise self._failed.pop(ticket)
+    def clear(self) -> None:
+        """Free the idle memory."""
+        for idle in tuple(self._idle.values()):
+            idle.clear()
 
-    def wait_lane(self, lane: int, threads: int) -> None:
-        self.wait(None, threads)
+    @staticmethod
+    def _give_back(idle: deque[np.ndarray], block: np.ndarray, most_bytes: float) -> None:
+        idle.append(block)  # Atomic: this may run in any thread, at any time.
+        with contextlib.suppress(IndexError):  # Another thread has taken the last one.
+            while len(idle) > MOST_IDLE or sum([block.size for block in tuple(idle)]) > most_bytes:
+                idle.popleft()
 
-    def cancel(self, tickets: Sequence[int]) -> None:
-        for ticket in tickets:
-            self._failed.pop(ticket, None)
+    def __reduce__(self) -> tuple[type[BufferPool], tuple[float]]:
+        return BufferPool, (self._most_idle_bytes,)
 
-    def close(self) -> None:
-        self._closed = True
-        self._failed.clear()
-        self._raise_unseen()
+
+SHARED = BufferPool(MOST_IDLE_BYTES)
+
+
+def idle_bytes() -> int:
+    """Return the size of the idle memory that all models share."""
+    return SHARED.idle_bytes
+
+
+def empty(rows: int, width: int, like: Tensor) -> Tensor:
+    """Return an uninitialised tensor of shape ``[rows, width]``, of the dtype of another."""
+    if like.device.type != "cpu" or rows * width * like.element_size() < LARGE_BYTES:
+        return like.new_empty(rows, width)
+    return SHARED.allocate(rows, width, like.dtype)

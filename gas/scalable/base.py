@@ -38,6 +38,7 @@ class HistoryModel(torch.nn.Module):
     num_nodes: Any
     _engine: TransferEngine
     _factory: HistoryFactory
+    _calls: Any  # A gas.scalable.call.Calls.
     _planner: ClassVar[Callable[..., Any]]  # Set by gas.training, which builds on this.
     _returns_rows = True  # Whether it returns one tensor.
     _is_static = False  # Whether forward does the same for every batch, whatever it contains.

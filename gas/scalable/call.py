@@ -8,7 +8,7 @@
 6. :meth:`Call.end` checks that every history was filled, and releases the call's resources.
 
 A full batch, a read-only call, a view, a sweep of layer-wise inference and a call on one of many
-ranks differ in the attributes of their :class:`Call`.
+ranks differ in the attributes of their :class:`Call`; calls of heterogeneous models are subclasses.
 
 ``torch.compile`` compiles forward alone: the other functions check values, take locks and move
 rows. They are excluded by ``disable_compile``, or by ``skip_frame`` if they call forward.
@@ -57,7 +57,6 @@ class BatchModel(HistoryModel):
     pool_size: int | None
     buffer_size: int | None
     ranks: ModelRanks | None
-    _calls: Calls
     _started_pulls: list[tuple[Tensor, BatchPulls]]
     _node_predictor: Any  # Of predict(graph, nodes=...).
 
@@ -432,9 +431,7 @@ def run_call(call: Call) -> Any:
         if call.compiled and not call.supports_compiler:
             out = _run_uncompiled(call)
         else:
-            out = torch.nn.Module.__call__(
-                model, call.x, call.adj_t, *call.batch_args, **call.kwargs
-            )
+            out = torch.nn.Module.__call__(model, *call.inputs, **call.kwargs)
     except BaseException as error:
         _fail(call, error)
         raise
@@ -443,7 +440,7 @@ def run_call(call: Call) -> Any:
 
 @disable_compile
 def _run_uncompiled(call: Call) -> Any:
-    return call.model._call_impl(call.x, call.adj_t, *call.batch_args, **call.kwargs)
+    return call.model._call_impl(*call.inputs, **call.kwargs)
 
 
 @disable_compile
@@ -475,7 +472,7 @@ class Call:
     """
 
     def __init__(
-        self, model: BatchModel, x: Any, adj_t: Any, batch_args: BatchArgs, kwargs: dict[str, Any]
+        self, model: HistoryModel, x: Any, adj_t: Any, batch_args: BatchArgs, kwargs: dict[str, Any]
     ) -> None:
         self.model, self.x, self.adj_t = model, x, adj_t
         self.batch_args, self.kwargs = batch_args, kwargs
@@ -492,6 +489,11 @@ class Call:
         self._watching: contextlib.AbstractContextManager[None] | None = None
         self._outer: tuple[Call | None, Call | None, bool] | None = None
 
+    @property
+    def inputs(self) -> tuple[Any, ...]:
+        """The positional arguments of forward."""
+        return self.x, self.adj_t, *self.batch_args
+
     def begin(self) -> None:
         """Prepare the model for forward."""
         model = self.model
@@ -501,7 +503,7 @@ class Call:
             if not model._is_proven:
                 self.held_back = []
             self.adj_t = model._to_supported_layout(self.adj_t)
-            watching = model._watch_layers(self.adj_t, *self.batch_args[:2])
+            watching = self.watch()
             if self.compiled and watching is None:
                 self.supports_compiler = self._supports_compiler()
             if self.supports_compiler and isinstance(self.adj_t, Adjacency):
@@ -513,6 +515,10 @@ class Call:
         except BaseException:
             self.close()
             raise
+
+    def watch(self) -> contextlib.AbstractContextManager[None] | None:
+        """Return a context in which layers are refused that aren't exact, or ``None``."""
+        return self.model._watch_layers(self.adj_t, *self.batch_args[:2])
 
     def _supports_compiler(self) -> bool:
         """Return whether forward can be compiled, if no layer has to be checked.
@@ -598,8 +604,7 @@ class Call:
         model = self.model
         try:
             if self.batch or self.fill:
-                if len(self.pushed) < len(self.histories):
-                    raise wrong_calls_error(len(self.pushed), len(self.histories))
+                self.check_all_pushed()
                 for push in self.held_back or ():
                     push()
                 if not model._is_proven:
@@ -608,8 +613,17 @@ class Call:
                 self.ranks.end(model.histories)
         finally:
             self.close()
-        out = first_rows(out, self.batch_args[0]) if isinstance(out, Tensor) else out
+        out = self.own_rows(out)
         return out if self.ranks is None else self.ranks.weigh_gradient(out)
+
+    def check_all_pushed(self) -> None:
+        """Refuse a forward pass that has left out a history, whose rows would be stale."""
+        if len(self.pushed) < len(self.histories):
+            raise wrong_calls_error(len(self.pushed), len(self.histories))
+
+    def own_rows(self, out: Any) -> Any:
+        """Return the in-batch rows of what forward has returned."""
+        return first_rows(out, self.batch_args[0]) if isinstance(out, Tensor) else out
 
     def close(self) -> None:
         """Stop watching the layers, make the outer call current again, and cancel pending pulls."""
@@ -626,7 +640,7 @@ class Call:
 _begin, _end = disable_compile(Call.begin), disable_compile(Call.end)
 
 
-def _materialise(model: BatchModel, adj: Adjacency) -> None:
+def _materialise(model: HistoryModel, adj: Adjacency) -> None:
     """Compute what an adjacency otherwise computes at the first use in a layer."""
     _ = adj.matrix
     if any(getattr(layer, "add_self_loops", False) for layer in model.modules()):
@@ -751,8 +765,9 @@ class Calls:
         if waits and not self._with_histories.acquire(blocking=False):
             raise RuntimeError(
                 "another thread is calling this model, and both read and write its histories: call "
-                "it from one thread, or make model.for_graph(num_nodes) for the other, which "
-                "shares the weights and has histories of its own"
+                "it from one thread, or make a model for the other that shares the weights and "
+                "has histories of its own: model.for_graph(num_nodes), or gas.to_scalable(net, "
+                "data) again"
             )
         outside, _CURRENT.call = _CURRENT.call, call
         self.running.call = call
@@ -763,9 +778,6 @@ class Calls:
         self.running.call, _CURRENT.call, waits = entered
         if waits:
             self._with_histories.release()
-
-    def __deepcopy__(self, memo: object) -> Calls:
-        return Calls()
 
     def __reduce__(self) -> tuple[type[Calls], tuple[()]]:
         return Calls, ()

@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as profile_torch
 
 from gas import native
-from gas.history import History
-from gas.native import Engine, Relabeler, human
+from gas.history import History, TransferEngine
+from gas.native import Relabeler, human
 from gas.scalable import ScalableGNN, moved_bytes
 
 _ACTIVE = threading.Lock()  # PyTorch's profiler ends the process if two are active.
@@ -41,8 +41,8 @@ TORCH = {
 METHODS = (
     (Relabeler, "__call__", "batches"),
     (History, "push", "pushes"),
-    (Engine, "wait", "waits for rows"),
-    (Engine, "wait_lane", "waits for rows"),
+    (TransferEngine, "wait", "waits for rows"),
+    (TransferEngine, "wait_lane", "waits for rows"),
 )
 
 

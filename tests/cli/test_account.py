@@ -14,8 +14,8 @@ import gas
 from gas.cli import Experiment, Settings
 from gas.cli.account import _batch_tensors, _enter_rows
 from gas.graph.attributes import remove_edges
-from gas.native.buffers import BufferPool
 from gas.native.rows import sparse_csr
+from gas.native.transfer import BufferPool
 from gas.training.measure import MemoryAccount, release_freed_memory
 
 

@@ -1,6 +1,7 @@
 """Unusual uses of heterogeneous graphs: right, or refused with a reason."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -219,3 +220,36 @@ def test_no_tolerance_is_none():
     data = bibliography()
     model = gas.to_scalable(net_of("HGT", data), data)
     assert gas.verify(model, cut(data), tolerance=0.0).tolerance == 0.0
+
+
+def test_a_second_thread_is_refused():
+    data = bibliography()
+    errors, between = [], lambda x: x
+
+    def call_again():
+        with pytest.raises(RuntimeError, match="another thread is calling this model") as caught:
+            model(batch_of(graph, 1))
+        errors.append(caught.value)
+
+    def in_a_thread(x):
+        thread = threading.Thread(target=call_again)
+        thread.start()
+        thread.join()
+        return x
+
+    net = Two(data, lambda x: between(x))
+    model, graph = gas.to_scalable(net, data), cut(data)
+    model.refresh(graph, log=False)
+    model.net.between = in_a_thread
+    model(batch_of(graph))
+    assert len(errors) == len(data.node_types)
+    model.net.between = between
+    assert model(batch_of(graph, 1))  # The lock is free again.
+
+
+def test_forward_is_a_call():
+    data = bibliography()
+    model, graph = gas.to_scalable(Two(data), data).eval(), cut(data)
+    model.refresh(graph, log=False)
+    expected = model(batch_of(graph))
+    assert torch.equal(flat(model.forward(batch_of(graph))), flat(expected))

@@ -9,8 +9,9 @@ from conftest import clustered_graph, random_graph
 from transfers import Slow, make_model, train
 
 import gas
+from gas.history import TransferEngine
 from gas.history.rows import BatchPulls
-from gas.native.transfer import Engine, JobPolicy
+from gas.native import JobPolicy
 
 pytestmark = pytest.mark.usefixtures("_idle_cores")
 
@@ -59,13 +60,13 @@ def test_io_is_a_switch(graph):
 def test_serial_leaves_workers_alone(graph, monkeypatch):
     """Workers are started by the first job that they may run."""
     asked: set[JobPolicy] = set()
-    submit = Engine.submit
+    submit = TransferEngine.submit
 
     def watch(self, lane, job, by=JobPolicy.ANYONE, detached=False):
         asked.add(by)
         return submit(self, lane, job, by, detached)
 
-    monkeypatch.setattr(Engine, "submit", watch)
+    monkeypatch.setattr(TransferEngine, "submit", watch)
     loader = gas.SubgraphLoader(*graph, batch_size=3, log=False)
     for io, store, expected in (
         ("serial", "host", {JobPolicy.WAITERS}),

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import gas
-from gas.history.transfer import check_row_index
+from gas.native import check_row_index
 
 
 def filled(num_embeddings=10, dim=4, **kwargs):

@@ -16,7 +16,7 @@ from gas.graph import get_mapped_rows
 from gas.history.disk import DiskStore
 from gas.history.packing import Packing
 from gas.native import segments
-from gas.native.buffers import BufferPool
+from gas.native.transfer import BufferPool
 from gas.training import train_epoch
 
 NODES, PARTS = 600, 12

@@ -9,7 +9,7 @@ import gas
 from gas.history.rows import BatchPulls
 
 PUSH = {"history/history.py", "history/transfer.py", "native/transfer.py"}
-PULL = PUSH | {"history/rows.py", "native/buffers.py", "native/checks.py"}
+PULL = PUSH | {"history/rows.py", "native/checks.py"}
 
 
 def passed(function):
@@ -47,7 +47,7 @@ def test_a_push_passes_three_files_and_four_classes(history):
     assert len(classes) <= 4, classes
 
 
-def test_a_pull_passes_six_files(history):
+def test_a_pull_passes_five_files(history):
     """``BatchPulls`` asks ``History``, and that its link, for a ``Pull`` of memory of the pool."""
     n_id, own = torch.arange(300), torch.randn(100, 64)
     files, _ = passed(lambda: BatchPulls([history], 100, n_id).tensor(history, own))

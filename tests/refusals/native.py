@@ -7,11 +7,12 @@ import numpy as np
 import torch
 
 from gas import native
+from gas.history import TransferEngine
+from gas.native import Job, JobPolicy
 from gas.native.extension import warn_of_second
 from gas.native.graph import Relabeler, coo_to_csr, symmetrize_edges
 from gas.native.rows import gather_rows
 from gas.native.segments import read_segments
-from gas.native.transfer import Engine, Job, JobPolicy
 from refusals import raising
 
 ids = torch.tensor
@@ -38,7 +39,7 @@ def cut_off(t):
 def closed_engine(t, use, extension=True):
     if not extension:
         t.without_extension()
-    engine = Engine(0)
+    engine = TransferEngine(threads=0)
     engine.close()
     use(engine)
 
@@ -46,14 +47,14 @@ def closed_engine(t, use, extension=True):
 def failing_job(t, extension=True):
     if not extension:
         t.without_extension()
-    engine = Engine(0)
+    engine = TransferEngine(threads=0)
     engine.submit(0, Job.call(raising(OSError("the disk is gone"))), detached=True)
     engine.wait_lane(0)
 
 
 def failing_pull(t):
     t.without_extension()
-    Engine(0).run(0, Job.call(raising(OSError("the disk is gone"))))
+    TransferEngine(threads=0).run(0, Job.call(raising(OSError("the disk is gone"))))
 
 
 ROWPTR, COL = ids([0, 1, 2]), ids([1, 0])
@@ -104,11 +105,13 @@ CASES = {
     "Job.push, another type": lambda t: Job.push(FOUR, torch.zeros(1, 2).double(), ids([0])),
     "Job.push, a row outside": lambda t: Job.push(FOUR, torch.zeros(1, 2), ids([-1])).run(),
     "Job.push, a range outside": lambda t: Job.push(FOUR, THREE, [(2, 3)]),
-    "Engine.submit, closed": lambda t: closed_engine(t, lambda e: e.submit(0, Job.call(print))),
-    "Engine.submit without extension, closed": lambda t: closed_engine(
+    "TransferEngine.submit, closed": lambda t: closed_engine(
+        t, lambda e: e.submit(0, Job.call(print))
+    ),
+    "TransferEngine.submit without extension, closed": lambda t: closed_engine(
         t, lambda e: e.submit(0, Job.call(print), JobPolicy.ANYONE), extension=False
     ),
-    "Engine.wait, closed": lambda t: closed_engine(t, lambda e: e.wait(1)),
+    "TransferEngine.wait, closed": lambda t: closed_engine(t, lambda e: e.wait(1)),
     "a push that failed, at the next wait": failing_job,
     "a push that failed without extension, at the next wait": lambda t: failing_job(t, False),
     "a pull that failed without extension": failing_pull,

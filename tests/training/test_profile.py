@@ -8,7 +8,8 @@ from conftest import random_graph
 
 import gas
 from gas import native
-from gas.native import Engine, Relabeler
+from gas.history import TransferEngine
+from gas.native import Relabeler
 
 
 @pytest.fixture
@@ -44,10 +45,10 @@ def test_phases_of_an_epoch(made, tmp_path):
 
 
 def test_nothing_is_left_behind(made):
-    before = native.extension.C, Engine.wait, Relabeler.__call__
+    before = native.extension.C, TransferEngine.wait, Relabeler.__call__
     with pytest.raises(KeyboardInterrupt), gas.profile():
         raise KeyboardInterrupt
-    assert (native.extension.C, Engine.wait, Relabeler.__call__) == before
+    assert (native.extension.C, TransferEngine.wait, Relabeler.__call__) == before
 
 
 def test_results_are_the_same(made):

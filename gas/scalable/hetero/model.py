@@ -6,33 +6,27 @@ import contextlib
 import copy
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 from torch_geometric.data import HeteroData
 
-from gas.graph import PERM, to_original_order, with_csr_types
-from gas.history import first_rows, relative_error
-from gas.loader import HeteroLoader, batches_in_order, tensor_to_device
-from gas.native import share_cores
+from gas.graph import to_original_order, with_csr_types
+from gas.history import relative_error
+from gas.loader import HeteroLoader, batches_in_order
+from gas.native import share_cores, skip_frame
 from gas.scalable.base import moved_bytes, preserve_modes
-from gas.scalable.call import StopForward
-from gas.scalable.hetero.layers import Dropouts, Visitor, visit_layers
-from gas.scalable.hetero.passes import (
-    FillingPass,
-    MiniBatch,
-    PlannedModel,
-    Sweep,
-)
+from gas.scalable.call import StopForward, run_call
+from gas.scalable.hetero.call import FullBatch, MiniBatch, PlannedModel, check_norm
+from gas.scalable.hetero.layers import visit_layers
 from gas.scalable.hetero.plan import EDGES, add_ids, collect_inputs
 from gas.scalable.inference import fill_layers
 from gas.scalable.norms import GraphNorms
 from gas.scalable.verify import Verification, tolerance_of
 
 Output = Tensor | dict[str, Tensor]
+SweepOutputs = Iterator[tuple[HeteroData, Output | None]]
 
 
 class HeteroModel(PlannedModel):
@@ -79,7 +73,8 @@ class HeteroModel(PlannedModel):
 
     # Calling --------------------------------------------------------------------------------------
 
-    def forward(self, batch: HeteroData, push: bool = True) -> Output:
+    @skip_frame
+    def __call__(self, batch: HeteroData, push: bool = True) -> Output:
         """Compute the outputs of the in-batch nodes, by type if the module returns a dictionary.
 
         Args:
@@ -93,7 +88,7 @@ class HeteroModel(PlannedModel):
             ValueError: If it isn't a mini-batch of the graph.
         """
         self._check(batch)
-        return self._run(batch, MiniBatch(self, batch, push))
+        return run_call(MiniBatch(self, batch, push))
 
     def full_batch(self, data: HeteroData, fill: bool = False) -> Output:
         """Compute the outputs of all nodes of a graph, in one pass.
@@ -102,41 +97,17 @@ class HeteroModel(PlannedModel):
             data: The graph, before or after :func:`gas.cluster`.
             fill: Write the embeddings of all nodes to the histories. (default: ``False``)
         """
-        visitor = FillingPass(self) if fill else Visitor()
-        return self._compute(add_ids(with_csr_types(data)).to(self.device), visitor)
+        data = add_ids(with_csr_types(data)).to(self.device)
+        return run_call(FullBatch(self, data, fill))
 
-    def _run(self, batch: HeteroData, visitor: MiniBatch) -> Output:
-        """Compute the outputs of the in-batch nodes of a mini-batch."""
-        try:
-            with self._refuse_halo_norms(), Dropouts() as visitor.dropouts:
-                out = self._compute(self._to_device(batch), visitor)
-            visitor.check_all_read()
-        finally:
-            visitor.cancel()
-        sizes = {kind: batch[kind].batch_size for kind in self.num_nodes}
-        if isinstance(out, Tensor):
-            return first_rows(out, sizes[str(self.plan.output)])
-        return {k: first_rows(value, sizes[k]) for k, value in out.items() if value is not None}
-
-    def _to_device(self, batch: HeteroData) -> HeteroData:
-        """Move a mini-batch to the model's device, in place and without making the host wait.
-
-        Ids of histories stay on the CPU, unless they are an input of the module.
-        """
-        device = self.device
-        read = () if PERM in batch.node_stores[0] else self.plan.inputs.values()
-        ids = {"n_id", "offset", "count"} - set(read)
-        for store in batch.stores:
-            keys = [key for key in store if "n_id" not in store or key not in ids]
-            if keys:  # Without keys, apply() would move everything.
-                store.apply(lambda value: tensor_to_device(value, device), *keys)
-        return batch
-
-    def _compute(self, data: HeteroData, visitor: Visitor) -> Any:
-        """Run the module on a graph, with a visitor of its layers."""
+    def forward(self, data: HeteroData) -> Any:
+        """Run the module on a graph, in the current call of the model."""
+        call = self._calls.running.call
+        if call is None:  # It wasn't called through the model itself.
+            return self(data)
         arguments = collect_inputs(data, self.plan.inputs)
         edges = next(arguments[name] for name, key in self.plan.inputs.items() if key == EDGES)
-        with visit_layers(self.net, edges, visitor):
+        with visit_layers(self.net, edges, call):
             return self.net(**arguments)
 
     def _check(self, batch: Any) -> None:
@@ -167,19 +138,6 @@ class HeteroModel(PlannedModel):
                     f"are for {size}: convert the module with the graph that it is trained on"
                 )
 
-    norms_of_halo: frozenset[str] = frozenset()
-    """Names of the batch norms that get rows of the halo, such as those of encoders."""
-
-    @contextlib.contextmanager
-    def _refuse_halo_norms(self) -> Iterator[None]:
-        """Refuse batch norms in training mode that get rows of the halo, in this context."""
-        with contextlib.ExitStack() as hooks:
-            for name in self.norms_of_halo:
-                norm = self.net.get_submodule(name)
-                check = partial(_check_norm, name)
-                hooks.callback(norm.register_forward_pre_hook(check).remove)
-            yield
-
     # Layer-wise inference -------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -190,7 +148,7 @@ class HeteroModel(PlannedModel):
             for _ in range(self.plan.num_levels):
                 for batch in batches_in_order(loader):
                     self(batch)
-        return self._assemble(loader, MiniBatch)
+        return self._assemble((batch, self(batch)) for batch in batches_in_order(loader))
 
     @torch.no_grad()
     def predict(
@@ -243,33 +201,32 @@ class HeteroModel(PlannedModel):
         """
         loader = self._loader(graph, batch_size)
         for name in self.norms_of_halo if norms else ():
-            _check_norm(name, self.net.get_submodule(name))
-        with self._fill_histories(loader, norms, log) as statistics:
+            check_norm(name, self.net.get_submodule(name))
+        with self._fill_histories(loader, norms, log) as (_, statistics):
             statistics.write()
 
     def _infer(self, loader: HeteroLoader, log: bool = False) -> Output:
         """Compute the outputs of all nodes by layer-wise inference, in the order of the loader."""
-        with self._fill_histories(loader, training=False, log=log):
-            return self._assemble(loader, partial(Sweep, level=self.plan.num_levels))
+        with self._fill_histories(loader, training=False, log=log) as (sweep, _):
+            return self._assemble(sweep(self.plan.num_levels))
 
     @contextlib.contextmanager
     def _fill_histories(
         self, loader: HeteroLoader, training: bool, log: bool = False
-    ) -> Iterator[GraphNorms]:
+    ) -> Iterator[tuple[Callable[[int], SweepOutputs], GraphNorms]]:
         """Fill all histories; the model is in evaluation mode in this context."""
         norms = GraphNorms(self.net, training=training)
 
-        def sweep(level: int) -> Iterator[tuple[HeteroData, Output | None]]:
+        def sweep(level: int) -> SweepOutputs:
             for batch in batches_in_order(loader):
-                out = None
-                visitor = Sweep(self, batch, level)
+                out, call = None, MiniBatch(self, batch, level=level)
                 is_whole = all(batch[k].batch_size == n for k, n in self.num_nodes.items())
                 with contextlib.suppress(StopForward), norms.watch_batch(is_whole=is_whole):
-                    out = self._run(batch, visitor)
+                    out = run_call(call)
                 yield batch, out
 
         with fill_layers(self, sweep, self.plan.num_levels, norms, log):
-            yield norms
+            yield sweep, norms
 
     def _loader(self, graph: HeteroData | HeteroLoader, batch_size: int | None) -> HeteroLoader:
         """Return a loader of a graph, or the given loader."""
@@ -289,14 +246,13 @@ class HeteroModel(PlannedModel):
             )
         return loader
 
-    def _assemble(self, loader: HeteroLoader, visitor: Callable[..., MiniBatch]) -> Output:
-        """Return the outputs of all mini-batches, by type, on the CPU."""
+    def _assemble(self, outputs: SweepOutputs) -> Output:
+        """Copy the outputs of all mini-batches into tensors on the CPU, by type."""
         out: dict[str, Tensor] = {}
-        for batch in batches_in_order(loader):
-            found = self._run(batch, visitor(self, batch))
+        for batch, found in outputs:
             if isinstance(found, Tensor):
                 found = {str(self.plan.output): found}
-            for kind, rows in found.items():
+            for kind, rows in (found or {}).items():
                 if kind not in out:
                     shape = self.num_nodes[kind], *rows.shape[1:]
                     out[kind] = rows.new_zeros(shape, device="cpu")
@@ -349,15 +305,6 @@ class HeteroModel(PlannedModel):
                 + (" as a mean" if number in self.plan.means.values() else "")
             )
         return "\n  ".join(lines)
-
-
-def _check_norm(name: str, norm: Module, *_: Any) -> None:
-    """Refuse a batch norm in training mode that gets rows of the halo."""
-    if norm.training:
-        raise ValueError(
-            f"'{name}' is a batch norm that is given rows of the halo, as it stands before the "
-            "first layer, or behind one whose input is added to its output: use LayerNorm there"
-        )
 
 
 def _concatenate(out: Output) -> Tensor:

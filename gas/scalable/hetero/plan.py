@@ -198,9 +198,8 @@ class _Finder(Visitor):
         self.means[layer.number, kind] = len(self.places)
         self.places.append(Place(kind, rows.size(1), level, layer.name))
         self.rows.append(rows)
-        return _Mark.apply(
-            super().mean(layer, kind, rows), level + 2
-        )  # Its users are a level higher.
+        # Its users are a level higher.
+        return _Mark.apply(super().mean(layer, kind, rows), level + 2)
 
     def output(self, layer: LayerCall, kind: str, out: Tensor) -> Tensor:
         self._note(layer)

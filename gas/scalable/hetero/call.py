@@ -1,9 +1,15 @@
-"""Visitors of the layers of a heterogeneous module: full batch, mini-batch and sweep."""
+"""Calls of heterogeneous models, which visit the layers of their module.
+
+They are :class:`gas.scalable.call.Call`: what is exchanged is found by the plan, not by
+``push_and_pull``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +19,7 @@ from torch.nn import Module
 from torch.nn.functional import dropout
 from torch_geometric.data import HeteroData
 
-from gas.graph import Adjacency, EdgeType
+from gas.graph import PERM, Adjacency, EdgeType
 from gas.history import (
     BatchPulls,
     Codec,
@@ -27,10 +33,12 @@ from gas.history import (
 from gas.loader import tensor_to_device
 from gas.nn import share_products
 from gas.scalable.base import HistoryModel
-from gas.scalable.call import StopForward
+from gas.scalable.call import Call, Calls, StopForward
 from gas.scalable.hetero.layers import Dropouts, FusedCall, LayerCall, Visitor
-from gas.scalable.hetero.plan import Place, Plan
+from gas.scalable.hetero.plan import Plan
 from gas.scalable.hetero.semantic import Totals, mean_rows
+
+IDS = "n_id", "offset", "count"
 
 
 def check_transfers(io: str) -> str:
@@ -45,6 +53,9 @@ class PlannedModel(HistoryModel):
 
     See :class:`gas.scalable.hetero.HeteroModel`.
     """
+
+    norms_of_halo: frozenset[str] = frozenset()
+    """Names of the batch norms that get rows of the halo, such as those of encoders."""
 
     def __init__(
         self,
@@ -75,6 +86,8 @@ class PlannedModel(HistoryModel):
         self.histories = cast("Sequence[History]", ours)
         self.view_histories = None  # Heterogeneous graphs have no views.
         self.totals = Totals()  # Of the histories whose mean is read.
+        self._calls = Calls()
+        self._is_proven = True  # Conversion has run it: it fills every history.
 
     @property
     def _checkpoint_module(self) -> Module:
@@ -83,71 +96,100 @@ class PlannedModel(HistoryModel):
     _check_io = staticmethod(check_transfers)
 
 
-class FillingPass(Visitor):
-    """A full batch that writes the histories."""
+class FullBatch(Call, Visitor):
+    """A call with a whole graph, which may write the histories."""
 
-    def __init__(self, model: PlannedModel) -> None:
-        self._model = model
+    model: PlannedModel
+
+    def __init__(self, model: PlannedModel, data: HeteroData, fill: bool = False) -> None:
+        super().__init__(model, data, None, (None, None, None, None), {})
+        self.fill = fill
+
+    @property
+    def inputs(self) -> tuple[HeteroData]:
+        """See :class:`gas.scalable.call.Call`."""
+        return (self.x,)
 
     def source(self, layer: LayerCall, kind: str, x: Tensor) -> Tensor:
         """See :class:`gas.scalable.hetero.layers.Visitor`."""
-        position = self._model.plan.reads.get((layer.number, kind))
-        if position is not None:
-            self._model.histories[position].push(x)
+        position = self.model.plan.reads.get((layer.number, kind))
+        if self.fill and position is not None:
+            self.push(self.histories[position], x)
         return x
 
     def mean(self, layer: LayerCall, kind: str, rows: Tensor) -> Tensor:
         """See :class:`gas.scalable.hetero.layers.Visitor`."""
-        self._model.histories[self._model.plan.means[layer.number, kind]].push(rows)
+        if self.fill:
+            self.push(self.histories[self.model.plan.means[layer.number, kind]], rows)
         return super().mean(layer, kind, rows)
 
+    def check_all_pushed(self) -> None:
+        """See :class:`gas.scalable.call.Call`."""
+        for history, place in zip(self.histories, self.model.plan.places, strict=True):
+            if history not in self.pushed:
+                raise RuntimeError(
+                    f"the module didn't call '{place.layer}' with rows of '{place.kind}', as it "
+                    "did when it was converted: it depends on what is in the graph"
+                )
 
-@dataclass(frozen=True)
-class OwnNodes:
-    """The nodes of a type in a mini-batch; ids are on the CPU."""
 
-    batch_size: int
-    n_id: Tensor
-    offset: Tensor
-    count: Tensor
+class MiniBatch(FullBatch):
+    """A call with a mini-batch: pushes in-batch rows and pulls the halo's, once for each history.
 
+    Args:
+        model: The model.
+        batch: The mini-batch, which is moved to the model's device.
+        push: Write the histories. (default: ``True``)
+        level: In layer-wise inference, the level of the histories to write, once those below are
+            exact; then forward ends. (default: all levels)
+    """
 
-class MiniBatch(Visitor):
-    """A mini-batch: pushes in-batch rows and pulls those of the halo, once for each history."""
-
-    def __init__(self, model: PlannedModel, batch: HeteroData, push: bool = True) -> None:
-        self.model, self._push = model, push
+    def __init__(
+        self, model: PlannedModel, batch: HeteroData, push: bool = True, level: int | None = None
+    ) -> None:
+        super().__init__(model, batch)
+        self.batch, self.pushes, self.layer = True, push, level
         # Before the batch is moved to the device: ids stay on the CPU.
-        self._batch = {kind: _own_nodes(batch[kind]) for kind in model.num_nodes}
+        self._batch = {kind: copy.copy(batch[kind]).cpu(*IDS) for kind in model.num_nodes}
         self._edges = {kind: batch[kind].get("edge_index") for kind in batch.edge_types}
         self._has_loops = any(getattr(each, "add_self_loops", False) for each in model.modules())
-        self.dropouts: Dropouts | None = None
-        self._pulls = {kind: self._start_pulls(kind) for kind in model.num_nodes}
+        _move_to_device(model, batch)
+        self._dropouts = Dropouts()
         self._joined: dict[int, tuple[Tensor, Tensor]] = {}
         # The adjacencies of relations that are multiplied together, by their numbers of rows.
         self._adjacencies: dict[tuple[Any, ...], dict[EdgeType, Adjacency]] = {}
-        self._firsts: dict[
-            tuple[str, int], tuple[Tensor, Tensor]
-        ] = {}  # By id, which the tensor keeps valid.
+        # By id, which the tensor keeps valid.
+        self._firsts: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
+        self._left = sum(place.level == level for place in model.plan.places)
+        self._pulls: dict[str, BatchPulls] = {}
 
-    def _start_pulls(self, kind: str) -> BatchPulls:
-        """Start the pulls of a type's histories."""
-        plan = self.model.plan
-        joined = set(range(len(plan.places))) - set(plan.means.values())
-        places = [(plan.places[i], self.model.histories[i]) for i in sorted(joined)]
-        mine = [h for place, h in places if place.kind == kind and self._is_read(place)]
-        ahead = [h for h in mine if self.model.io == "concurrent" and h.supports_overlap]
-        store = self._batch[kind]
-        return BatchPulls(ahead, store.batch_size, store.n_id)
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Start the pulls, watch dropout, and refuse norms in training mode that see the halo."""
+        model, means = self.model, self.model.plan.means.values()
+        ahead: dict[str, list[History]] = {kind: [] for kind in model.num_nodes}
+        for i, (place, history) in enumerate(zip(model.plan.places, self.histories, strict=True)):
+            if model.io == "concurrent" and i not in means and self._is_read(i):
+                ahead[place.kind] += [history] * history.supports_overlap
+        with self._dropouts, contextlib.ExitStack() as stack:
+            for name in model.norms_of_halo:
+                norm = model.net.get_submodule(name)
+                stack.callback(norm.register_forward_pre_hook(partial(check_norm, name)).remove)
+            for kind, own in self._batch.items():
+                self._pulls[kind] = BatchPulls(ahead[kind], own.batch_size, own.n_id)
+                stack.callback(self._pulls[kind].cancel)
+            yield
 
-    def _is_read(self, place: Place) -> bool:
+    def _is_read(self, position: int) -> bool:
         """Return whether the pass reads a history."""
-        return True
+        return self.layer is None or self.model.plan.places[position].level < self.layer
 
-    def cancel(self) -> None:
-        """Cancel the pulls that weren't used."""
-        for pulls in self._pulls.values():
-            pulls.cancel()
+    def own_rows(self, out: Any) -> Any:
+        """See :class:`gas.scalable.call.Call`; of each type, if there are several."""
+        if isinstance(out, Tensor):
+            return first_rows(out, self._batch[str(self.model.plan.output)].batch_size)
+        sizes = {kind: store.batch_size for kind, store in self._batch.items()}
+        return {k: first_rows(value, sizes[k]) for k, value in out.items() if value is not None}
 
     def source(self, layer: LayerCall, kind: str, x: Tensor) -> Tensor:
         """See :class:`gas.scalable.hetero.layers.Visitor`."""
@@ -165,15 +207,6 @@ class MiniBatch(Visitor):
             )
         return joined
 
-    def check_all_read(self) -> None:
-        """Refuse a pass that skipped a history, whose rows would be stale."""
-        for position, place in enumerate(self.model.plan.places):
-            if position not in self._joined:
-                raise RuntimeError(
-                    f"the module didn't call '{place.layer}' with rows of '{place.kind}', as it "
-                    "did when it was converted: it depends on what is in the graph"
-                )
-
     def _check(self, layer: LayerCall) -> None:
         """Refuse a call of a layer that isn't in the plan."""
         names = self.model.plan.layers
@@ -187,21 +220,25 @@ class MiniBatch(Visitor):
         """Return the rows of a layer's input: in-batch rows, and the halo's of the history."""
         history, store = self.model.histories[position], self._batch[kind]
         own = first_rows(x, store.batch_size)
-        assert self.dropouts is not None
-        whole, p = self.dropouts.find_input(x)
+        whole, p = self._dropouts.find_input(x)
         self._store(position, first_rows(whole, store.batch_size).detach(), store)
-        if not self._is_read(self.model.plan.places[position]):
+        if not self._is_read(position):
             return torch.cat([own, own.new_zeros(store.n_id.numel() - len(own), own.size(1))])
         out = self._pulls[kind].tensor(history, own)
         if p == 0.0:
             return out
         return torch.cat([own, dropout(out[store.batch_size :].detach(), p)])
 
-    def _store(self, position: int, own: Tensor, store: OwnNodes) -> None:
-        """Push in-batch rows to a history."""
-        if self._push:
-            history, size = self.model.histories[position], store.batch_size
-            history.push(own, store.n_id[:size], store.offset, store.count)
+    def _store(self, position: int, own: Tensor, store: Any) -> None:
+        """Push in-batch rows to a history, if it is to be written."""
+        if self.layer not in (None, self.model.plan.places[position].level):
+            self.pushed.append(self.histories[position])
+            return
+        ids = store.n_id[: store.batch_size], store.offset, store.count
+        self.push(self.histories[position], own, *ids)
+        self._left -= 1
+        if self.layer is not None and not self._left:
+            raise StopForward
 
     def fused_inputs(self, call: FusedCall) -> tuple[Any, Any]:
         """See :class:`gas.scalable.hetero.layers.Visitor`."""
@@ -255,7 +292,7 @@ class MiniBatch(Visitor):
         history, store = self.model.histories[position], self._batch[kind]
         own = first_rows(rows, store.batch_size)
         self._joined[position] = own, own
-        if not self._is_read(self.model.plan.places[position]):
+        if not self._is_read(position):
             self._store(position, own.detach(), store)
             return mean_rows(kind, own)
         n_id = store.n_id[: store.batch_size]
@@ -271,37 +308,34 @@ class MiniBatch(Visitor):
         return first_rows(out, self._batch[kind].batch_size) if self.model.is_narrow else out
 
 
-class Sweep(MiniBatch):
-    """Layer-wise inference: writes the histories of one level, once those below are exact."""
+def _move_to_device(model: PlannedModel, batch: HeteroData) -> None:
+    """Move a mini-batch to the model's device, in place and without making the host wait.
 
-    def __init__(self, model: PlannedModel, batch: HeteroData, level: int) -> None:
-        self._level = level
-        super().__init__(model, batch)
-        self._left = sum(place.level == level for place in model.plan.places)
-
-    def _is_read(self, place: Place) -> bool:
-        return place.level < self._level
-
-    def _store(self, position: int, own: Tensor, store: OwnNodes) -> None:
-        if self.model.plan.places[position].level != self._level:
-            return
-        super()._store(position, own, store)
-        self._left -= 1
-        if not self._left:
-            raise StopForward
+    Ids of histories stay on the CPU, unless they are an input of the module.
+    """
+    device = model.device
+    read = () if PERM in batch.node_stores[0] else model.plan.inputs.values()
+    ids = set(IDS) - set(read)
+    for store in batch.stores:
+        keys = [key for key in store if "n_id" not in store or key not in ids]
+        if keys:  # Without keys, apply() would move everything.
+            store.apply(lambda value: tensor_to_device(value, device), *keys)
 
 
-def _own_nodes(store: Any) -> OwnNodes:
-    """Return the nodes of a mini-batch's store of a type."""
-    return OwnNodes(store.batch_size, store.n_id.cpu(), store.offset.cpu(), store.count.cpu())
+def check_norm(name: str, norm: Module, *_: Any) -> None:
+    """Refuse a batch norm in training mode that gets rows of the halo."""
+    if norm.training:
+        raise ValueError(
+            f"'{name}' is a batch norm that is given rows of the halo, as it stands before the "
+            "first layer, or behind one whose input is added to its output: use LayerNorm there"
+        )
 
 
 def adjacency_of(edges: Tensor, num_rows: int, num_cols: int) -> Adjacency:
     """Return the adjacency of the edges into the first ``num_rows`` nodes."""
     src, dst = edges.contiguous()
-    if bool(
-        (dst[1:] < dst[:-1]).any()
-    ):  # A loader's edges are sorted; the caller may have changed them.
+    # A loader's edges are sorted; the caller may have changed them.
+    if bool((dst[1:] < dst[:-1]).any()):
         dst, order = dst.sort(stable=True)
         src = src[order]
     rowptr = torch.searchsorted(dst, torch.arange(num_rows + 1, device=dst.device))

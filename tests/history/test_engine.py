@@ -12,16 +12,18 @@ import pytest
 import torch
 
 from gas import native
-from gas.native.transfer import Engine, Job, JobPolicy
+from gas.history import TransferEngine
+from gas.native import Job, JobPolicy
 
 
 @pytest.fixture
-def make_native():
+def make_native(monkeypatch):
     """Make engines that have workers, and close them."""
     made = []
 
     def make(threads=1, capacity=256):
-        made.append(Engine(threads, capacity))
+        monkeypatch.setattr("gas.history.transfer.MAX_PENDING_JOBS", capacity)
+        made.append(TransferEngine(threads=threads))
         return made[-1]
 
     yield make
@@ -248,7 +250,7 @@ from gas import native
 if not {native}: native.extension.C = None
 history = gas.History(100, 4, engine=gas.history.TransferEngine("concurrent"))
 lane = history.engine.new_lane()
-from gas.native.transfer import Job, JobPolicy
+from gas.native import Job, JobPolicy
 for _ in range(3):
     history.engine.submit(lane, Job.call(lambda: time.sleep(.2)), by=JobPolicy.WORKERS)
 history.push(torch.ones(100, 4))
@@ -266,7 +268,7 @@ print("end")
 def test_no_torn_rows():
     """E4: rows of equal numbers are pushed and pulled by several threads at once."""
     rows = torch.zeros(64, 300)
-    engine = Engine(2)
+    engine = TransferEngine(threads=2)
     index = torch.randperm(64)
     errors = []
 
