@@ -147,7 +147,7 @@ def draw_flag(training: Any, p: float) -> Any:
 
 
 class ModeMerger:
-    """Merges what a module computes in evaluation, or by chance, into its graph in training.
+    """Merges evaluation, or a random branch of training, into a module's graph in training.
 
     Both are computed, and the value of one of them is read.
 
@@ -162,7 +162,7 @@ class ModeMerger:
         self._name, self._is_dropout = name, is_dropout
         self._nodes = list(graph.nodes)
         self._read = {node: _inputs_of(node) for node in self._nodes}  # As they were traced.
-        self._current: dict[Node, Node] = {}  # What is read of a value, by chance.
+        self._current: dict[Node, Node] = {}  # What is read of a value, by random branches.
         self._same: dict[Node, Node] = {}  # The nodes of the other graph with the same values.
         self._back: dict[Node, Node] = {}
         self._made: dict[tuple[Node, Node], Node] = {}  # By what is read, and of the other graph.
@@ -176,11 +176,11 @@ class ModeMerger:
         """Merge another graph.
 
         Args:
-            other: What is computed instead, in evaluation, or by chance in training.
+            other: What is computed instead, in evaluation, or in a random branch of training.
             p: Its probability; ``None`` in evaluation.
 
         Raises:
-            ValueError: If it returns something else, or chances depend on one another.
+            ValueError: If it returns something else, or random branches depend on one another.
         """
         self._same, self._back, self._made, self._merged = {}, {}, {}, set()
         self._is_evaluated, flag = p is None, self.training

@@ -1,4 +1,4 @@
-"""Traces of a module, in training and in evaluation, and for the outcomes of its chances."""
+"""Traces of a module in training and evaluation, and for each outcome of random branches."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ ATTEMPTS = 3  # Traces, of which one must draw no random numbers, as other threa
 CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
 
 
-class Chances:
-    """Outcomes of the chances that a module takes while it is traced.
+class RandomBranches:
+    """Outcomes of the random branches, ``torch.rand(1) < p``, of a module that is traced.
 
     * ``found``: the probability of each outcome so far that a number is less than another.
     """
@@ -52,8 +52,8 @@ class Chances:
         self._known = None
 
     @property
-    def are_taken(self) -> bool:
-        """Return whether outcomes are given now."""
+    def are_recorded(self) -> bool:
+        """Return whether numbers are drawn by what is traced."""
         is_traced = self._known is not None and not self._known.is_evaluating
         return is_traced and self._thread == threading.get_ident()
 
@@ -95,7 +95,7 @@ class _Draw:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
 
 
-def _make_draw(function: Callable[..., Any], chances: Chances) -> Callable[..., Any]:
+def _make_draw(function: Callable[..., Any], branches: RandomBranches) -> Callable[..., Any]:
     """Make a function that draws numbers, of which one alone is a :class:`_Draw` in a trace."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
@@ -103,9 +103,9 @@ def _make_draw(function: Callable[..., Any], chances: Chances) -> Callable[..., 
         sizes = kwargs.get("size", given)
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         is_one = all(type(size) is int and size == 1 for size in sizes)
-        if not is_one or "generator" in kwargs or not chances.are_taken:
+        if not is_one or "generator" in kwargs or not branches.are_recorded:
             return function(*args, **kwargs)
-        return _Draw(chances.decide)
+        return _Draw(branches.decide)
 
     return draw
 
@@ -142,13 +142,13 @@ def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def answer_questions(chances: Chances) -> Iterator[None]:
+def answer_questions(branches: RandomBranches) -> Iterator[None]:
     """Let a module that is traced ask ``isinstance``, make tensors of sizes, and checkpoint.
 
     ``isinstance`` is replaced, not the class of proxies, which functions in C would believe.
 
     Args:
-        chances: Of numbers that it draws.
+        branches: Of numbers that it draws.
     """
     is_instance = isinstance
 
@@ -170,7 +170,7 @@ def answer_questions(chances: Chances) -> Iterator[None]:
         for module, name in (
             (torch, "rand"), (random, "random"), (np.random, "rand"), (np.random, "random"),
         ):  # fmt: skip
-            draw = _make_draw(getattr(module, name), chances)
+            draw = _make_draw(getattr(module, name), branches)
             stack.enter_context(mock.patch.object(module, name, draw))
         yield
 
@@ -188,7 +188,7 @@ class Runs:
         self, net: Module, make_tracer: Callable[[], Any], finish: Callable[[Module, Graph], None]
     ) -> None:
         self._net, self._make_tracer, self._finish = net, make_tracer, finish
-        self.chances, self.tracer = Chances(), make_tracer()
+        self.branches, self.tracer = RandomBranches(), make_tracer()
         self.constants: list[dict[str, Tensor]] = []  # Of each trace.
 
     def run(self, training: bool, outcomes: Sequence[bool] = (), rest: bool = False) -> Graph:
@@ -196,7 +196,7 @@ class Runs:
 
         Args:
             training: Whether in training.
-            outcomes: Of the first chances. (default: none)
+            outcomes: Of the first random branches. (default: none)
             rest: The outcome of others. (default: ``False``)
         """
         net = self._net
@@ -204,15 +204,15 @@ class Runs:
         for attempt in range(ATTEMPTS):
             self.tracer = self._make_tracer()
             known, before = self.tracer.known, _random_states(net)
-            self.chances.start(known, outcomes, rest)
+            self.branches.start(known, outcomes, rest)
             with _Draws(known) as draws:
                 graph = self.tracer.trace(net)
-            self.chances.stop()
+            self.branches.stop()
             if known.dropping:
                 layer = net.get_submodule(known.dropping[0])
                 what = f"'{known.dropping[0]}' ({type(layer).__name__})"
                 raise InexactLayerError(f"{what} drops edges in its forward", layer)
-            is_random = draws.found or bool(self.chances.found and not training)
+            is_random = draws.found or bool(self.branches.found and not training)
             if not is_random and _random_states(net) == before:
                 break
             if attempt == ATTEMPTS - 1:
@@ -224,31 +224,31 @@ class Runs:
         return graph
 
 
-def merge_chances(
-    runs: Runs, first: Graph, evaluated: Graph, chances: Sequence[float], merge: Any
+def merge_random_branches(
+    runs: Runs, first: Graph, evaluated: Graph, probabilities: Sequence[float], merge: Any
 ) -> ModeMerger:
-    """Merge what a module computes for each outcome of its chances.
+    """Merge what a module computes for each outcome of its random branches.
 
     Args:
         runs: The traces.
         first: That of outcomes that are all ``False``.
         evaluated: That in evaluation, which one of the two is closer to.
-        chances: The probability of each outcome, ``True``.
+        probabilities: The probability of each outcome, ``True``.
         merge: Makes the merger of a graph.
 
     Raises:
-        ValueError: If chances depend on one another.
+        ValueError: If random branches depend on one another.
     """
     graphs = [first, runs.run(True, rest=True)]
     base = min((0, 1), key=lambda at: abs(len(graphs[at].nodes) - len(evaluated.nodes)))
     known: dict[str, int] = {}
-    count = len(chances)
+    count = len(probabilities)
     # Number each output, by the positions of the random choices that differ from the base.
     expected = {tuple(range(count)): number_values(graphs[1 - base], known)}
     merger: ModeMerger = merge(graphs[base])
-    for position, p in enumerate(chances):
+    for position, p in enumerate(probabilities):
         other = _run_with(runs, (position,), count, base)
-        if runs.chances.found != chances:
+        if runs.branches.found != probabilities:
             raise ValueError(RANDOM)
         expected[position,] = number_values(other, known)
         merger.merge(other, 1 - p if base else p)

@@ -22,7 +22,7 @@ from gas.convert.edge_layers import EdgeLayer, InexactLayerError, Propagation
 from gas.convert.known import KnownProxy, KnownValues
 from gas.convert.matrices import TracedMatrix, matrix_error, spread_matrix
 from gas.convert.modes import DROPOUTS, IN_ONE_MODE, RANDOM, ModeMerger
-from gas.convert.runs import Runs, answer_questions, check_states, merge_chances
+from gas.convert.runs import Runs, answer_questions, check_states, merge_random_branches
 from gas.nn import NeverExactError, SimpleConv, check_exact
 
 # Layers that propagate several times without a transformation in between; unrolled into hops.
@@ -258,12 +258,14 @@ def trace(
     runs, size = Runs(net, make_tracer, finish), 0
     merge = functools.partial(ModeMerger, name, is_dropout=functools.partial(is_dropout, net))
     try:
-        with _unroll_layers(net, opened), answer_questions(runs.chances):
+        with _unroll_layers(net, opened), answer_questions(runs.branches):
             graphs.append(runs.run(True))
-            size, chances = len(graphs[0].nodes), runs.chances.found
+            size, found = len(graphs[0].nodes), runs.branches.found
             graphs.append(runs.run(False))
             check_states(net, size, graphs)
-            merger = merge_chances(runs, graphs[0], graphs[1], chances, merge) if chances else None
+            merger = (
+                merge_random_branches(runs, graphs[0], graphs[1], found, merge) if found else None
+            )
     except (NeverExactError, InexactLayerError):
         raise
     except Exception as error:

@@ -463,8 +463,8 @@ CASES = {
     "a skip that is read too early": lambda t: convert(reading_too_early),
     "a number that is compared twice": lambda t: convert(comparing_twice),
     "a number that is added to": lambda t: convert(skipping_by_a_sum),
-    "chances that depend on others": lambda t: convert(skipping_by_one_number),
-    "chances of a sum": lambda t: convert(skipping_in_a_sum),
+    "random branches that depend on others": lambda t: convert(skipping_by_one_number),
+    "random branches of a sum": lambda t: convert(skipping_in_a_sum),
     "a random number": lambda t: convert(drawing),
     "random numbers": lambda t: convert(
         lambda net, x, edge_index: net.conv(x + torch.rand(2), edge_index)
