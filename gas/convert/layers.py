@@ -206,17 +206,10 @@ def wrap_layers(
     net: Module, graph: Graph, edges: str, kind: type[WrappedLayer], prefix: str,
     find: Callable[[Node, Node, dict[str, Any]], Wrapped | None],
 ) -> Added:  # fmt: skip
-    """Have layers be called by others that prepare their edges.
+    """Have layers be called by others that prepare their edges, and return these.
 
-    Args:
-        net: The module, which gets the layers.
-        graph: Its traced graph, which is changed to call them.
-        edges: The input that is the adjacency.
-        kind: The type of the layers.
-        prefix: The beginning of their names.
-        find: Returns for a call, the node of the adjacency and the call's arguments, which it may
-            change: the parameter for the edges, what is given instead, and options of ``kind``.
-            ``None`` for a layer that stays as it is.
+    ``find`` returns for a call, the node of the adjacency and the call's arguments: the parameter
+    for the edges, what is given instead, and options; ``None`` to leave a layer as it is.
     """
     added: Added = {}
     source = next(node for node in graph.nodes if node.target == edges)

@@ -212,10 +212,6 @@ def normalise_edges(
 def write_normalisation(net: Module, graph: Graph) -> None:
     """Write what layers normalise by themselves into a traced graph, each on its own edges.
 
-    Args:
-        net: The module, whose layers no longer normalise.
-        graph: Its traced graph, which gets calls of :func:`normalise_edges`.
-
     Raises:
         ValueError: If a layer normalises edges that are left of a dropout.
     """
@@ -244,13 +240,7 @@ def write_normalisation(net: Module, graph: Graph) -> None:
 def move_normalisation(
     net: Module, graph: Graph, edges: str, weighted: Sequence[str]
 ) -> tuple[Normalise | None, list[str], Added]:
-    """Move normalisation from layers to the whole graph.
-
-    Args:
-        net: The module, which gets layers on the edges as they are.
-        graph: Its traced graph, which is changed to call them.
-        edges: The input that is the adjacency, unless its values are the weights.
-        weighted: The names of layers that are given the values of the adjacency.
+    """Move normalisation from layers to the whole graph, of layers that take its values, too.
 
     Returns:
         The transform of the graph, the names of the layers that take its weights, and further
@@ -312,13 +302,7 @@ def _take_given_edges(net: Module, graph: Graph, edges: str, normalised: Collect
 
 
 def take_matrices(net: Module, graph: Graph, edges: str) -> Added:
-    """Have layers without a parameter for weights take a matrix, of which they may read values.
-
-    Args:
-        net: The module, which gets layers that make the matrix.
-        graph: Its traced graph, which is changed to call them.
-        edges: The input that is the adjacency.
-    """
+    """Have layers without a parameter for weights take a matrix, of which they may read values."""
 
     def find(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | None:
         layer: Any = net.get_submodule(str(node.target))

@@ -8,6 +8,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,17 +19,20 @@ from torch.fx import Graph, Proxy
 from torch.nn import Module
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.nn import APPNP
 from torch_geometric.nn.models import rev_gnn
 from torch_geometric.typing import SparseTensor
 
 from gas.convert.edge_layers import InexactLayerError
 from gas.convert.known import FACTORIES, KnownProxy, record_call
 from gas.convert.matrices import TracedMatrix, trace_matrices
-from gas.convert.modes import RANDOM, ModeMerger, number_values, record_functions
+from gas.convert.modes import RANDOM, ModeMerger, keep_modes, number_values, record_functions
 from gas.nn import BY_TIME
 
 MOST_IN_PAIRS = 8  # Random choices of which each two are traced together.
 ATTEMPTS = 3  # Traces, of which one must draw no random numbers, as other threads may.
+DRAWS = (torch, "rand"), (random, "random"), (np.random, "rand"), (np.random, "random")
+NUMBERS = 0.999, 0.001  # With which random branches aren't taken, or are.
 CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
 
 
@@ -119,22 +123,11 @@ def _names(kind: Any, wanted: Any) -> bool:
 GENERATOR = "_checkpoint_without_reentrant_generator"
 
 
-class _Plain:
-    """Stands in for checkpoints in a trace: the function is called as it is."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        return function(*args)
-
-
-class _Reversible:
-    """Stands in for PyG's invertible function: the function is called as it is."""
-
-    @staticmethod
-    def apply(
-        function: Callable[..., Any], inverse: Any, passes: int, size: int, *args: Any
-    ) -> Any:
-        return function(*args[:size])
+# Stand in for checkpoints, and PyG's invertible function, in a trace: functions are called.
+_PLAIN = SimpleNamespace(apply=lambda function, preserve, *args: function(*args))
+_INVERTIBLE = SimpleNamespace(
+    apply=lambda function, inverse, passes, size, *args: function(*args[:size])
+)
 
 
 def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -162,14 +155,12 @@ def answer_questions(branches: RandomBranches) -> Iterator[None]:
         stack.enter_context(trace_matrices())
         stack.enter_context(record_functions(record_call))
         stack.enter_context(mock.patch.object(builtins, "isinstance", answer))
-        for name, plain in (("CheckpointFunction", _Plain), (GENERATOR, _yield_once)):
+        for name, plain in (("CheckpointFunction", _PLAIN), (GENERATOR, _yield_once)):
             stack.enter_context(mock.patch.object(checkpoint, name, plain))
-        stack.enter_context(mock.patch.object(rev_gnn, "InvertibleFunction", _Reversible))
+        stack.enter_context(mock.patch.object(rev_gnn, "InvertibleFunction", _INVERTIBLE))
         for function in FACTORIES:
             stack.enter_context(mock.patch.object(torch, function.__name__, function))
-        for module, name in (
-            (torch, "rand"), (random, "random"), (np.random, "rand"), (np.random, "random"),
-        ):  # fmt: skip
+        for module, name in DRAWS:
             draw = _make_draw(getattr(module, name), branches)
             stack.enter_context(mock.patch.object(module, name, draw))
         yield
@@ -189,7 +180,7 @@ class Runs:
     ) -> None:
         self._net, self._make_tracer, self._finish = net, make_tracer, finish
         self.branches, self.tracer = RandomBranches(), make_tracer()
-        self.constants: list[dict[str, Tensor]] = []  # Of each trace.
+        self.constants: dict[str, Tensor] = {}  # The tensors that it has made, by their names.
 
     def run(self, training: bool, outcomes: Sequence[bool] = (), rest: bool = False) -> Graph:
         """Trace the module.
@@ -220,8 +211,20 @@ class Runs:
             _take_constants(net)
         self.tracer.detach(graph)
         self._finish(net, graph)
-        self.constants.append(_take_constants(net))
+        self._name_constants(graph, _take_constants(net))
         return graph
+
+    def _name_constants(self, graph: Graph, found: dict[str, Tensor]) -> None:
+        """Give equal tensors of several traces the same name, and others other names."""
+        for node in graph.nodes:
+            if node.op == "get_attr" and node.target in found:
+                value = found[str(node.target)]
+                same = [
+                    key for key, each in self.constants.items()
+                    if each.dtype == value.dtype and torch.equal(each, value)
+                ]  # fmt: skip
+                node.target = same[0] if same else f"{CONSTANT}{len(self.constants)}"
+                self.constants[node.target] = value
 
 
 def merge_random_branches(
@@ -251,11 +254,11 @@ def merge_random_branches(
         if runs.branches.found != probabilities:
             raise ValueError(RANDOM)
         expected[position,] = number_values(other, known)
-        merger.merge(other, 1 - p if base else p)
+        merger.merge(other, p, not base)
     for pair in itertools.combinations(range(count), 2) if count <= MOST_IN_PAIRS else ():
         expected[pair] = number_values(_run_with(runs, pair, count, base), known)
     for turned, number in expected.items():
-        outcomes = [position in turned for position in range(count)]
+        outcomes = [(position in turned) != bool(base) for position in range(count)]
         if number_values(merger.graph, known, outcomes) != number:
             raise ValueError(RANDOM)
     return merger
@@ -278,6 +281,78 @@ class _Draws(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and not self._known.is_evaluating:
             self.found = True
         return func(*args, **(kwargs or {}))
+
+
+class FixedNumbers(TorchDispatchMode):
+    """Has each random number be the same, dropout keep all, and norms use running statistics.
+
+    * ``found``: whether numbers were drawn, other than for dropout.
+    """
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self._number, self.found = number, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = [argument.name for argument in func._schema.arguments]
+        given = dict(zip(names, args, strict=False))
+        if {"running_mean", "training"} <= given.keys() and given["running_mean"] is not None:
+            args = tuple((given | {"training": False}).values())
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return out
+        if not isinstance(out, Tensor):  # Of attention, it is what there is without dropout.
+            is_dropout = name == "native_dropout"
+            return (args[0] / (1 - args[1]), torch.ones_like(out[1])) if is_dropout else out
+        if name.startswith("bernoulli"):
+            return out.fill_(1)
+        self.found = True
+        if name == "randperm":
+            return out.copy_(torch.arange(out.numel() - 1, -1, -1))
+        return out.fill_(self._number)  # Of integers, 0.
+
+    def draw(self, *sizes: int, size: Any = None) -> Any:
+        """Draw for Python or NumPy."""
+        self.found = True
+        shape = size or sizes
+        return np.full(shape, self._number) if shape else self._number
+
+
+@contextlib.contextmanager
+def training_mode(net: Module, number: float) -> Iterator[FixedNumbers]:
+    """Set training mode in this context, without gradients, and with :class:`FixedNumbers`.
+
+    Raises:
+        ValueError: If a module changes the shape of a buffer, such as each node's cluster.
+    """
+    drops = [(each, each.dropout) for each in net.modules() if isinstance(each, APPNP)]
+    buffers = [
+        (name, each, {key: value.clone() for key, value in each.named_buffers(recurse=False)})
+        for name, each in net.named_modules()
+    ]
+    fixed = FixedNumbers(number)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(keep_modes(net, True))
+        for each in net.modules():  # Weights of spectral norms change from call to call.
+            parts = (each, *each._forward_pre_hooks.values())
+            each.training &= not any("SpectralNorm" in type(part).__name__ for part in parts)
+        for module, name in DRAWS[1:]:
+            stack.enter_context(mock.patch.object(module, name, fixed.draw))
+        for layer, p in drops:  # The model drops weights of edges outside of it.
+            stack.callback(setattr, layer, "dropout", p)
+            layer.dropout = 0.0
+        stack.enter_context(torch.no_grad())
+        yield stack.enter_context(fixed)
+    for name, each, kept in buffers:
+        for key, value in kept.items():
+            if each._buffers[key].shape != value.shape:
+                raise ValueError(
+                    f"'{name}' ({type(each).__name__}) keeps rows of each call in '{key}', and "
+                    "mini-batches come one after another: keep what doesn't depend on how many "
+                    "nodes there are"
+                )
+        each._buffers.update(kept)
 
 
 def _random_states(net: Module) -> list[Any]:
