@@ -142,11 +142,11 @@ def choose(flag: Any, yes: Any, no: Any) -> Any:
     return yes if flag else no
 
 
-def draw_flag(training: Any, p: float) -> Any:
-    """Return true with a probability, in training alone, as a function that is traced."""
+def draw_flag(training: Any, p: float, rest: bool = False) -> Any:
+    """Return true with a probability in training, and ``rest`` in evaluation, as it is traced."""
     if isinstance(training, Proxy):
-        return training.tracer.create_proxy("call_function", draw_flag, (training, p), {})
-    return training and bool(torch.rand(()) < p)
+        return training.tracer.create_proxy("call_function", draw_flag, (training, p, rest), {})
+    return bool(torch.rand(()) < p) if training else rest
 
 
 @contextmanager
@@ -208,7 +208,7 @@ class ModeMerger:
         self._is_evaluated, flag, self._outcome = p is None, self.training, outcome
         if p is not None:
             with self.graph.inserting_before(self._first):
-                flag = self.graph.call_function(draw_flag, (self.training, p))
+                flag = self.graph.call_function(draw_flag, (self.training, p, not outcome))
         mine, others = list(self._nodes), list(other.nodes)
         while mine or others:
             if mine and others and self._is_same(mine[0], others[0]):

@@ -15,7 +15,7 @@ from gas.scalable.distributed.distribute import Distributed, distribute
 from gas.scalable.distributed.ranks import ModelRanks, Traffic
 from gas.scalable.hetero.convert import to_hetero_model
 from gas.scalable.hetero.model import HeteroModel
-from gas.scalable.inference import compute_dtype
+from gas.scalable.inference import compute_dtype, refresh_and_predict
 from gas.scalable.memory import SavedTensors, activation_bytes, preserve_state, run_forward
 from gas.scalable.model import ScalableGNN
 from gas.scalable.node_predictor import (
@@ -25,7 +25,7 @@ from gas.scalable.node_predictor import (
     mark_exact,
     state_fingerprint,
 )
-from gas.scalable.norms import GraphNorms, is_tracked
+from gas.scalable.norms import GraphNorms, has_many_nodes, is_tracked
 from gas.scalable.one_batch import OneBatch
 from gas.scalable.pack import is_packed, pack_rows
 from gas.scalable.prefetch import PrefetchLoader
@@ -56,6 +56,7 @@ __all__ = [
     "emb_device",
     "free_buffers",
     "graph_of",
+    "has_many_nodes",
     "idle_bytes",
     "is_exact",
     "is_packed",
@@ -67,6 +68,7 @@ __all__ = [
     "collect_kwargs",
     "preserve_modes",
     "read_ahead",
+    "refresh_and_predict",
     "run_forward",
     "set_banks",
     "start_pulls",

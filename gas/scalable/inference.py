@@ -22,7 +22,7 @@ from gas.scalable.call import BatchModel, Call, StopForward, run_call
 from gas.scalable.checks import adjacency, check_graph, collect_kwargs
 from gas.scalable.distributed.ranks import one_shard_error
 from gas.scalable.node_predictor import mark_exact, unwrap_prefetch
-from gas.scalable.norms import GraphNorms
+from gas.scalable.norms import GraphNorms, has_many_nodes
 
 # Each batch with its output, or None if its forward pass ended before.
 SweepOutputs = Iterator[tuple[SubData, Tensor | None]]
@@ -166,7 +166,11 @@ def fill_layers(
 
 @contextlib.contextmanager
 def _fill_histories(
-    model: BatchModel, loader: Iterable[SubData], training: bool, log: bool = False
+    model: BatchModel,
+    loader: Iterable[SubData],
+    training: bool,
+    log: bool = False,
+    as_evaluation: bool = False,
 ) -> Iterator[tuple[Callable[[int], SweepOutputs], GraphNorms]]:
     """Fill all histories of a model, layer by layer, and give what is left to do in this context.
 
@@ -177,6 +181,7 @@ def _fill_histories(
         loader: Its mini-batches.
         training: See :class:`gas.scalable.norms.GraphNorms`.
         log: Report progress on standard error.
+        as_evaluation: See :class:`gas.scalable.norms.GraphNorms`.
 
     Yields:
         A function that runs a sweep for a layer, the last of which computes the outputs; and the
@@ -202,7 +207,8 @@ def _fill_histories(
         )
     num_own = model.num_nodes if shard is None else shard.num_own
     loader = _CompleteLoader(plain_loader(loader), num_own)
-    norms = GraphNorms(model, None if ranks is None or shard is None else ranks.group, training)
+    group = None if ranks is None or shard is None else ranks.group
+    norms = GraphNorms(model, group, training, as_evaluation)
 
     def context(batch: SubData, layer: int = 0) -> contextlib.AbstractContextManager[None]:
         is_whole = shard is None and batch.batch_size == model.num_nodes
@@ -254,6 +260,27 @@ def refresh(
         gathered.write()
     if not gathered:
         mark_exact(model, getattr(loader, "data", None))
+
+
+@torch.no_grad()
+def refresh_and_predict(model: BatchModel, loader: Iterable[SubData]) -> Tensor:
+    """Set the running statistics of norms in training mode, and compute every node's output.
+
+    It is :func:`refresh`, and :func:`run_inference` in evaluation mode. For many nodes, most layers
+    are computed once less: norms behind the first gather statistics of what evaluation mode gives.
+
+    Returns:
+        Of shape ``[num_nodes, out_channels]``, in the order of the loader.
+    """
+    if not has_many_nodes(model.num_nodes):
+        refresh(model, loader)
+        return run_inference(model, loader)
+    with _fill_histories(model, loader, training=True, as_evaluation=True) as (sweep, gathered):
+        out = assemble(sweep(len(model.histories)), model.num_nodes)
+        if gathered.write():
+            mark_exact(model, getattr(loader, "data", None))
+            return out
+    return run_inference(model, loader)
 
 
 def loader_of(graph: Any, batch_size: int | None, options: Mapping[str, Any], call: str) -> Any:

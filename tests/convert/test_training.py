@@ -300,3 +300,26 @@ def other_mask(net, x, edge_index):
 def test_rows_of_another_mask_are_refused():
     with pytest.raises(ValueError, match="can't be"):
         gas.to_scalable(net_of(other_mask), random_graph())
+
+
+def keeping(net, x, edge_index):
+    rows = net.conv1(x, edge_index)
+    is_kept = not net.training or torch.rand(1) < 0.8  # In evaluation, always.
+    rows = rows + net.lin(rows).relu() if is_kept else rows.tanh()
+    return net.conv2(rows, edge_index)
+
+
+def test_branches_that_evaluation_takes_always():
+    net, data = net_of(keeping, lin=nn.Linear(8, 8)), random_graph()
+    model = gas.to_scalable(net, data)
+    batch, nodes = single_batch(model, data)
+    expected = net.eval()(data.x, data.edge_index)[nodes]
+    torch.testing.assert_close(model.eval()(batch), expected)
+    found = {round(float(model.train()(batch).detach().square().sum()), 2) for _ in range(40)}
+    expected = {
+        round(float(net.train()(data.x, data.edge_index).detach().square().sum()), 2)
+        for _ in range(40)
+    }
+    assert len(found) == len(expected) == 2
+    for mine, theirs in zip(sorted(found), sorted(expected), strict=True):
+        assert abs(mine - theirs) < 0.1
