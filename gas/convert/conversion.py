@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from gas.convert.check import (
     Conversion,
     check_edges,
     check_hooks,
+    check_layers,
     describe_layer,
     make_layer_tests,
     make_layers,
@@ -39,8 +40,14 @@ from gas.convert.normalise import (
     take_matrices,
     write_normalisation,
 )
-from gas.convert.outputs import check_outputs, record_checked, record_values
-from gas.convert.place import Placement, place_histories, write_graph
+from gas.convert.outputs import (
+    check_outputs,
+    record,
+    record_checked,
+    record_values,
+    run_in_training,
+)
+from gas.convert.place import GraphWriter, Placement, place_histories
 from gas.convert.preparation import Preparation
 from gas.convert.prepare import move_preparation
 from gas.convert.projection import merge_projections
@@ -51,7 +58,7 @@ from gas.convert.rewrite import (
     spread_selected_rows,
     turn_ends,
 )
-from gas.convert.runs import CONSTANT
+from gas.convert.runs import CONSTANT, NUMBERS, training_mode
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.trace import DROP, Opened, is_layer, trace
 from gas.graph import is_row_per_edge
@@ -97,16 +104,14 @@ def convert_module(
     copied = copy_with_noise(net)
     with explain_failures(net):
         graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
+        trained = run_in_training(copied, inputs, graphs[0], expected)
     graph = _trace(copied, inputs, wanted, graphs, choices.opened)
     num_dropped = sum(DROP in node.meta for node in graph.nodes)
     if choices.is_turned:
         turn_ends(graph, record_values(copied, graph, inputs, graphs[:1], (), None)[0])
     if choices.on_own_edges:
         write_normalisation(copied, graph)
-    prepared = _move_preparation(copied, graph, inputs, graphs)
-    if prepared is not None:
-        graphs = [prepared(each) for each in graphs]
-        inputs = replace(inputs, made=prepared.made)
+    prepared, inputs, graphs = _move_preparation(copied, graph, inputs, graphs)
     matrices = take_matrices(copied, graph, inputs.edges) if choices.on_matrix else {}
     weighted = layers_without_weights(copied, graph) if inputs.by_value else []
     given_edges = "" if inputs.by_value else inputs.edges
@@ -118,7 +123,8 @@ def convert_module(
         graphs = [transform(each) for each in graphs]
     selecting = wrap_selecting_layers(copied, graph, inputs.edges)
     given = [*normalised, *weighted]
-    rerun = functools.partial(record_checked, copied, graph, expected, inputs, graphs, transform)
+    fixed = trained[:1] if num_dropped else trained  # For the first, no edges are dropped.
+    rerun = partial(record_checked, copied, graph, expected, inputs, graphs, transform, fixed)
     outputs, records = rerun(given)
     counts = [(each.num_nodes, each.num_edges) for each in graphs]
     kinds = find_value_kinds(graph, records, counts)
@@ -141,7 +147,8 @@ def convert_module(
         for node in graph.nodes if is_layer(copied, node)
     ]  # fmt: skip
     check_edges(name, source, calls, num_dropped)
-    _find_forms(copied, calls, kinds, records[0], graphs[0])
+    train = partial(record, copied, graph, inputs, graphs[0], given)
+    _find_forms(copied, graph, calls, kinds, records[0], graphs[0], train, len(trained))
     return _make_model(
         copied, data, records[0], options,
         Conversion(net, inputs, graph, kinds, calls, given, prepared or transform,
@@ -151,24 +158,32 @@ def convert_module(
 
 
 def _find_forms(
-    net: Module, calls: Sequence[LayerCall], kinds: dict[Node, str], values: Values, graph: Data
-) -> None:
-    """Find for each call of a layer the form in which it is exact on mini-batches."""
+    net: Module, graph: Graph, calls: Sequence[LayerCall], kinds: dict[Node, str], values: Values,
+    data: Data, train: Callable[[float], Values], num_trained: int,
+) -> None:  # fmt: skip
+    """Find for each call of a layer the form that is exact on mini-batches, also in training."""
     with eval_mode(net):
-        for test in make_layer_tests(calls, kinds, values, graph, [OWN]):
+        for test in make_layer_tests(calls, kinds, values, data, [OWN]):
             test.call.form = test.find_form()
+    for number in NUMBERS[:num_trained]:
+        records = [train(number)]
+        with training_mode(net, number):
+            check_layers(net, graph, calls, kinds, records, data, [OWN], " in training")
 
 
 def _move_preparation(
-    net: Module, graph: Graph, inputs: Inputs, graphs: Sequence[Data]
-) -> Preparation | None:
+    net: Module, graph: Graph, inputs: Inputs, graphs: list[Data]
+) -> tuple[Preparation | None, Inputs, list[Data]]:
     """Move what a traced graph computes of a list of edges alone to a transform."""
     prepared = None
     if inputs.is_list:
         records = record_values(net, graph, inputs, graphs, (), None)
         prepared = move_preparation(graph, inputs.edges, records, graphs)
+    if prepared is not None:
+        graphs = [prepared(each) for each in graphs]
+        inputs = replace(inputs, made=prepared.made)
     spread_selected_rows(net, graph)
-    return prepared
+    return prepared, inputs, graphs
 
 
 def _trace(
@@ -215,9 +230,8 @@ def _make_model(
     dims = {node: row_dims(value, SAMPLES[0][0]) for node, value in values.items()}
     shapes = {node: _history_shape(node, values[node], dims[node]) for node in placed.pulled}
     widths = [math.prod(shape) for shape in shapes.values()]
-    written = write_graph(
-        copied, graph, kinds, placed, calls, made.outputs, dims, shapes, made.transform
-    )
+    writer = GraphWriter(copied, kinds, placed, calls, made.outputs, dims, shapes, made.transform)
+    written = writer.write(graph)
     drawing = _describe_layers(graph, placed, calls, widths)
     added = [getattr(make, "keywords", {}).get("target") for make in made.added.values()]
     check_hooks(made.net, written, added)

@@ -27,12 +27,6 @@ def take_edge_dropout(net: Module, graph: Graph, edges: str, attributes: Collect
     What is computed of the edges that are left, such as their normalisation, is then that of all
     edges, and notes it.
 
-    Args:
-        net: The module.
-        graph: Its traced graph.
-        edges: The input that is the adjacency.
-        attributes: The inputs with a row for each edge.
-
     Raises:
         ValueError: If edges are dropped in a way that mini-batches can't.
     """

@@ -26,7 +26,7 @@ from gas.convert.arguments import (
     refuse_ambiguous_weights,
 )
 from gas.convert.edge_layers import make_matrix
-from gas.convert.modes import TRAINING
+from gas.convert.modes import TRAINING, keep_modes
 from gas.convert.trace import GIVEN
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
 from gas.nn import deep_copy
@@ -337,11 +337,5 @@ def like_tuple(value: Any, items: Sequence[Any]) -> Any:
 @contextlib.contextmanager
 def eval_mode(net: Module) -> Iterator[None]:
     """Set evaluation mode, without gradients, in this context."""
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with keep_modes(net, False), torch.no_grad():
+        yield

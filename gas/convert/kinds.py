@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 
 from gas.convert.inputs import copy_value, like_tuple
 from gas.convert.known import evaluate_node, is_close
-from gas.convert.modes import IN_ONE_MODE
+from gas.convert.modes import IN_ONE_MODE, LINE
 from gas.convert.trace import get_module, is_layer
-from gas.nn import deep_copy, reason_inexact
+from gas.nn import reason_inexact
 
 ROWS = "rows"  # Rows of nodes, or their number.
 EDGES = "edges"
@@ -87,8 +87,8 @@ def find_value_kinds(
 
 
 def function_name(node: Node) -> str:
-    """Return the name of the function that a node calls."""
-    return str(getattr(node.target, "__name__", node.target))
+    """Return the name of the function that a node calls, or what the user writes for it."""
+    return node.meta.get(LINE) or str(getattr(node.target, "__name__", node.target))
 
 
 def row_dim(value: Any, size: int) -> int | None:
@@ -133,6 +133,7 @@ def check_rows(
     kinds: Mapping[Node, str],
     records: Sequence[Values],
     counts: tuple[int, int],
+    mode: str = "",
 ) -> None:
     """Refuse functions outside of layers that don't treat every node, or every edge, alike.
 
@@ -145,6 +146,7 @@ def check_rows(
         kinds: The kind of each node's value.
         records: The nodes' values on several graphs.
         counts: The numbers of nodes and edges of the first of these graphs.
+        mode: The mode that the error names, such as " in training". (default: none)
 
     Raises:
         ValueError: Naming the function.
@@ -166,37 +168,16 @@ def check_rows(
         if not taken or (IN_ONE_MODE in node.meta and function_name(node).strip("_") in DRAWS):
             continue
         _check_type(net, node, records, kinds[node])
-        _check_buffers(net, node, records[0])
         if kinds[node] == OTHER and not isinstance(records[0][node], Tensor):
             continue  # A width, a type, a device.
         size = counts[taken == {EDGES}]
         for rows in (range(size // 2), range(size - size // 2, size)):
-            _check_node(net, node, kinds, records[0], size, rows)
+            _check_node(net, node, kinds, records[0], size, rows, mode)
 
 
 def _call_name(net: Module, node: Node) -> str:
     module = get_module(net, node)
     return type(module).__name__ if module is not None else function_name(node)
-
-
-def _check_buffers(net: Module, node: Node, values: Values) -> None:
-    """Refuse a module that keeps rows of a call in training, such as each node's cluster."""
-    module = get_module(net, node)
-    if module is None or next(module.buffers(), None) is None:
-        return
-    copied = deep_copy(module).train()
-    shapes = {name: rows.shape for name, rows in copied.named_buffers()}
-    try:
-        evaluate_node(copied, node, lambda each: copy_value(values[each]), copied)
-    except Exception:  # A module may raise anything in training; it will raise it then, too.
-        return
-    for name, rows in copied.named_buffers():
-        if rows.shape != shapes.get(name, rows.shape):
-            raise ValueError(
-                f"'{node.target}' ({type(module).__name__}) keeps rows of each call in "
-                f"'{name}', and mini-batches come one after another: keep what doesn't depend on "
-                "how many nodes there are"
-            )
 
 
 def _check_type(net: Module, node: Node, records: Sequence[Values], kind: str) -> None:
@@ -222,6 +203,7 @@ def _check_node(
     values: Values,
     size: int,
     rows: range,
+    mode: str,
 ) -> None:
     module = get_module(net, node)
     given: dict[Node, Any] = {}
@@ -242,7 +224,7 @@ def _check_node(
         exact, why = False, f"fails with fewer rows, {type(error).__name__}: {error}"
     what = _call_name(net, node)
     if not exact:
-        raise ValueError(f"'{node.name}' ({what}) isn't exact on mini-batches: it {why}")
+        raise ValueError(f"'{node.name}' ({what}) isn't exact on mini-batches{mode}: it {why}")
     for argument, value in given.items():
         if len(argument.users) > 1 and not is_close(
             value, select_rows(values[argument], size, rows)

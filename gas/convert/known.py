@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -15,7 +17,7 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
-from gas.convert.modes import EDGE_CALLS
+from gas.convert.modes import EDGE_CALLS, LINE, keep_modes
 
 # Methods and attributes of a tensor that don't depend on its numbers.
 SHAPE_METHODS = ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex")
@@ -59,7 +61,12 @@ class KnownProxy(Proxy):
         return _KnownAttribute(self, k)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", assign, (self, key, value), {})
+        args = self, key, value
+        made = self.tracer.create_proxy(
+            "call_function", assign, args, {}, name=f"{self.node.name}_changed"
+        )
+        frame = sys._getframe(1)  # The line of the user's that assigns.
+        made.node.meta[LINE] = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
 
     def __index__(self) -> int:
         value = cast(Any, self.tracer).known.fixed(self.node)
@@ -125,23 +132,16 @@ class KnownValues:
             self.of_edges.add(node)
 
     def _evaluate(self, node: Node, position: int) -> Any:
-        modules = []
-        if node.op == "call_module":
-            modules = [
-                (module, module.training)
-                for module in self.root.get_submodule(str(node.target)).modules()
-            ]
-        for module, _ in modules:
-            module.training = False
-        calls = len(EDGE_CALLS)
-        try:
+        value_of, calls = lambda each: self._values[each][position], len(EDGE_CALLS)
+        if node.op != "call_module":
             with torch.no_grad():
-                return evaluate_node(self.root, node, lambda each: self._values[each][position])
+                return evaluate_node(self.root, node, value_of)
+        try:
+            with keep_modes(self.root.get_submodule(str(node.target)), False), torch.no_grad():
+                return evaluate_node(self.root, node, value_of)
         finally:
-            if len(EDGE_CALLS) > calls and node.op == "call_module":
+            if len(EDGE_CALLS) > calls:
                 self.dropping.append(str(node.target))
-            for module, mode in modules:
-                module.training = mode
 
     def first(self, node: Node) -> Any:
         """Return the value on the first graph; ``None`` if it isn't known."""

@@ -30,6 +30,7 @@ from gas.convert.trace import DROP, Added, is_layer
 from gas.graph import WEIGHT
 
 ALONE = object()  # Features that aren't given in a pair.
+Wrapped = tuple[str, tuple[Node, ...], dict[str, Any]]
 
 
 @dataclass
@@ -201,43 +202,56 @@ class OnSomeEdges(WrappedLayer):
         return layer(**given, **{self.edges: edge_index[:, edge_mask]})
 
 
-def wrap_selecting_layers(net: Module, graph: Graph, edges: str) -> Added:
-    """Have layers that are given ``edge_index[:, mask]`` select these edges themselves.
+def wrap_layers(
+    net: Module, graph: Graph, edges: str, kind: type[WrappedLayer], prefix: str,
+    find: Callable[[Node, Node, dict[str, Any]], Wrapped | None],
+) -> Added:  # fmt: skip
+    """Have layers be called by others that prepare their edges, and return these.
 
-    Args:
-        net: The module, which gets layers that select edges.
-        graph: Its traced graph, which is changed to call them.
-        edges: The input that is the adjacency.
+    ``find`` returns for a call, the node of the adjacency and the call's arguments: the parameter
+    for the edges, what is given instead, and options; ``None`` to leave a layer as it is.
     """
     added: Added = {}
     source = next(node for node in graph.nodes if node.target == edges)
     for node in list(graph.nodes):
         if not is_layer(net, node):
             continue
-        given = bind(net.get_submodule(str(node.target)), node.args, node.kwargs)
-        taken = {
-            name: value.args for name, value in given.items()
-            if isinstance(value, Node) and value.target is operator.getitem
-        }  # fmt: skip
-        masks = {name: index for name, (rows, index) in taken.items() if rows is source}
-        for name, index in masks.items():
-            if len(masks) > 1 or not isinstance(index, tuple) or len(index) != 2:
-                continue
-            whole, mask = index
-            if whole != slice(None) or not isinstance(mask, Node) or _follows(mask, source):
-                continue  # Batches have ends of edges in layers alone.
-            rows = {key: each for key, (each, index) in taken.items() if index is mask}
-            given = {**given, **rows}
+        given = bind_arguments(net.get_submodule(str(node.target)), node)
+        if (found := find(node, source, given)) is not None:
+            name, args, options = found
             given.pop(name)
-            how = functools.partial(
-                OnSomeEdges, target=str(node.target), edges=name, rows=tuple(rows)
-            )
-            key = f"{SELECTED_EDGES}{len(added)}"
-            added[key] = how
-            replace_layer(net, graph, node, key, how, (source, mask), given)
+            key = f"{prefix}{len(added)}"
+            target = str(node.target)
+            added[key] = functools.partial(kind, target=target, edges=name, **options)
+            replace_layer(net, graph, node, key, added[key], args, given)
+    return added
+
+
+def wrap_selecting_layers(net: Module, graph: Graph, edges: str) -> Added:
+    """Have layers that are given ``edge_index[:, mask]`` select these edges themselves."""
+    added = wrap_layers(net, graph, edges, OnSomeEdges, SELECTED_EDGES, _find_mask)
     if added:
         erase_unused(graph)
     return added
+
+
+def _find_mask(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | None:
+    """Find the mask of the edges that a layer is given, and give it all rows of edges."""
+    taken = {
+        name: value.args for name, value in given.items()
+        if isinstance(value, Node) and value.target is operator.getitem
+    }  # fmt: skip
+    masks = {name: index for name, (rows, index) in taken.items() if rows is source}
+    for name, index in masks.items():
+        if len(masks) > 1 or not isinstance(index, tuple) or len(index) != 2:
+            continue
+        whole, mask = index
+        if whole != slice(None) or not isinstance(mask, Node) or _follows(mask, source):
+            continue  # Batches have ends of edges in layers alone.
+        rows = {key: each for key, (each, index) in taken.items() if index is mask}
+        given |= rows
+        return name, (source, mask), {"rows": tuple(rows)}
+    return None
 
 
 def _follows(node: Node, source: Node) -> bool:

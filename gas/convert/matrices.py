@@ -46,13 +46,7 @@ def _product_name(reduce: str) -> str:
 
 
 def replace_products(net: Module, graph: Graph, edges: str) -> None:
-    """Replace products with the adjacency, ``adj_t @ x``, by calls of a layer.
-
-    Args:
-        net: The module, which gets the layer.
-        graph: Its traced graph.
-        edges: The input that is the adjacency.
-    """
+    """Replace products with the adjacency, ``adj_t @ x``, by calls of a layer of the module."""
     source = next(node for node in graph.nodes if (node.op, node.target) == ("placeholder", edges))
     for node in list(graph.nodes):
         is_product = (node.op == "call_function" and node.target in FUNCTIONS) or (

@@ -18,6 +18,7 @@ from gas.convert.kinds import EDGES, ROWS, SELECTED, Values, function_name
 from gas.convert.known import FACTORIES, is_close
 from gas.convert.layers import OnSomeEdges, call_product
 from gas.convert.matrices import PRODUCTS, add_products
+from gas.convert.modes import keep_modes
 from gas.convert.rewrite import changes_in_training, erase_unused
 from gas.convert.trace import Added, get_module, is_layer
 from gas.nn import SimpleConv
@@ -258,13 +259,7 @@ def wrap_messages(
 ) -> Added:
     """Make layers of the messages that a module passes by itself.
 
-    Args:
-        net: The module, which gets the layers.
-        graph: Its traced graph, which is changed to call them.
-        edges: The node of the adjacency.
-        kinds: The kinds of the nodes' values, to which those of the layers are added.
-        record: These values on a small graph, likewise.
-        num_nodes: The number of its nodes.
+    The module gets the layers, its traced graph calls them, and their kinds and values are added.
 
     Returns:
         The layers, as functions of the module.
@@ -314,13 +309,6 @@ def replace_sums(
     Products are fused. Messages are compared with each of them for random numbers, in training and
     in evaluation.
 
-    Args:
-        net: The module, which gets the layers.
-        graph: Its traced graph, which is changed to call them.
-        edges: The node of the adjacency.
-        kinds: The kinds of the nodes' values.
-        record: These values on a small graph.
-
     Returns:
         The products with some of the edges, as functions of the module; ``None`` if there is no
         product.
@@ -367,15 +355,14 @@ def _find_product(
     if not all(each.is_floating_point() for each in (x, *weight)):
         return ""
     parts: Any = inner.layer if isinstance(inner, Propagation) else inner.function
-    modes = [(each, each.training) for each in parts.modules()]
     kept = record[masks[0]] if masks else slice(None)
     names = dict(PRODUCTS)
     try:
-        for training, scale in ((True, 1.0), (False, 1e6), (True, 1e-3)):  # Limits would show.
-            parts.train(training)
-            drawn = [scale * torch.randn_like(each) for each in (x, *weight)]
-            new = {**record, **dict(zip(given, drawn, strict=True))}
-            with torch.no_grad():
+        with keep_modes(parts), torch.no_grad():
+            for training, scale in ((True, 1.0), (False, 1e6), (True, 1e-3)):  # Limits would show.
+                parts.train(training)
+                drawn = [scale * torch.randn_like(each) for each in (x, *weight)]
+                new = {**record, **dict(zip(given, drawn, strict=True))}
                 out = module(*map_arg(node.args, new.get), **map_arg(node.kwargs, new.get))
                 flat = drawn[0], edge_index[:, kept], *(each.view(-1)[kept] for each in drawn[1:])
                 for name, reduce in list(names.items()):
@@ -383,7 +370,4 @@ def _find_product(
                         del names[name]
     except Exception:  # Messages may raise anything for random numbers; they are none then.
         return ""
-    finally:
-        for each, mode in modes:
-            each.training = mode
     return next(iter(names), "")

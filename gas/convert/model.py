@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
 
 from gas.convert.check import Conversion
-from gas.convert.modes import TRAINING
+from gas.convert.modes import TRAINING, keep_modes
 from gas.convert.place import multiplies_sparse, reads_in_place
 from gas.convert.preparation import PREPARED, check_unprepared
 from gas.convert.runs import CONSTANT
@@ -75,6 +75,7 @@ class Converted(ScalableGNN):
         self._link_layers()
         self._stages: list[GraphModule] | None = None
         self.training = made.training = net.training
+        self._unlike = {mode: _find_unlike(conversion.net, mode) for mode in (True, False)}
         self.transform = conversion.transform
         self._outputs = conversion.outputs.without_nodes()
         self._returns_rows = conversion.outputs.is_single
@@ -82,6 +83,19 @@ class Converted(ScalableGNN):
         _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
         self._drawing = list(drawing)
         self._conversion: Conversion | None = conversion
+
+    def train(self, mode: bool = True) -> Converted:
+        """Set training or evaluation mode, in layers as the module's own ``train`` does."""
+        super().train(mode)
+        if self._conversion is not None:  # It may have changed its mind.
+            self._unlike[mode] = _find_unlike(self._conversion.net, mode)
+        for name, module in self.net.named_modules():
+            module.training = mode != (name in self._unlike[mode])
+        return self
+
+    def _apply(self, fn: Any, *args: Any) -> Converted:
+        self._outputs = self._outputs.apply(fn)
+        return super()._apply(fn, *args)
 
     @property
     def _checkpoint_module(self) -> Module:
@@ -255,6 +269,12 @@ class Converted(ScalableGNN):
         histories = "1 history" if number == 1 else f"{number} histories"
         head = f"{self._name}: {histories} of {self.num_nodes} nodes{after}"
         return "\n  ".join([head, *self._drawing])
+
+
+def _find_unlike(net: Module, mode: bool) -> list[str]:
+    """Return the names of the parts that a module's ``train`` keeps in the other mode."""
+    with keep_modes(net, mode):
+        return [name for name, each in net.named_modules() if name and each.training != mode]
 
 
 def _make_stages(net: GraphModule) -> list[GraphModule]:

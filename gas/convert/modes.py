@@ -16,10 +16,13 @@ import torch
 import torch_geometric.utils as pyg_utils
 from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_arg
+from torch.nn import Module
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 TRAINING = "training"
-IN_ONE_MODE = "in_one_mode"  # The mode, which a node notes that others compute nothing of.
+# The mode, or that it is a random branch, which a node notes that others compute nothing of.
+LINE = "line"  # What the user writes, which the node of an inner function notes.
+IN_ONE_MODE, BRANCH = "in_one_mode", "random branch"
 RANDOM = (
     "it draws random numbers in a way that isn't known: skip layers by torch.rand(1) < p, in "
     "training alone, each by a number of its own, compared once, and no skip depending on another, "
@@ -139,15 +142,33 @@ def choose(flag: Any, yes: Any, no: Any) -> Any:
     return yes if flag else no
 
 
-def draw_flag(training: Any, p: float) -> Any:
-    """Return true with a probability, in training alone, as a function that is traced."""
+def draw_flag(training: Any, p: float, rest: bool = False) -> Any:
+    """Return true with a probability in training, and ``rest`` in evaluation, as it is traced."""
     if isinstance(training, Proxy):
-        return training.tracer.create_proxy("call_function", draw_flag, (training, p), {})
-    return training and bool(torch.rand(()) < p)
+        return training.tracer.create_proxy("call_function", draw_flag, (training, p, rest), {})
+    return bool(torch.rand(()) < p) if training else rest
+
+
+@contextmanager
+def keep_modes(net: Module, mode: bool | None = None) -> Iterator[None]:
+    """Restore whether a module, and each of its parts, is training, at the end of this context.
+
+    Args:
+        net: The module.
+        mode: Set this mode at first. (default: leave it)
+    """
+    modes = [(each, each.training) for each in net.modules()]
+    try:
+        if mode is not None:
+            net.train(mode)
+        yield
+    finally:
+        for each, before in modes:
+            each.training = before
 
 
 class ModeMerger:
-    """Merges what a module computes in evaluation, or by chance, into its graph in training.
+    """Merges evaluation, or a random branch of training, into a module's graph in training.
 
     Both are computed, and the value of one of them is read.
 
@@ -162,7 +183,7 @@ class ModeMerger:
         self._name, self._is_dropout = name, is_dropout
         self._nodes = list(graph.nodes)
         self._read = {node: _inputs_of(node) for node in self._nodes}  # As they were traced.
-        self._current: dict[Node, Node] = {}  # What is read of a value, by chance.
+        self._current: dict[Node, Node] = {}  # What is read of a value, by random branches.
         self._same: dict[Node, Node] = {}  # The nodes of the other graph with the same values.
         self._back: dict[Node, Node] = {}
         self._made: dict[tuple[Node, Node], Node] = {}  # By what is read, and of the other graph.
@@ -172,21 +193,22 @@ class ModeMerger:
             self.training = graph.placeholder(TRAINING)
         self._first = next(node for node in self._nodes if node.op != "placeholder")
 
-    def merge(self, other: Graph, p: float | None = None) -> None:
+    def merge(self, other: Graph, p: float | None = None, outcome: bool = False) -> None:
         """Merge another graph.
 
         Args:
-            other: What is computed instead, in evaluation, or by chance in training.
-            p: Its probability; ``None`` in evaluation.
+            other: What is computed instead, in evaluation, or in a random branch of training.
+            p: The probability that the branch's number is less; ``None`` in evaluation.
+            outcome: Whether the other is taken then. (default: ``False``, as in evaluation)
 
         Raises:
-            ValueError: If it returns something else, or chances depend on one another.
+            ValueError: If it returns something else, or random branches depend on one another.
         """
         self._same, self._back, self._made, self._merged = {}, {}, {}, set()
-        self._is_evaluated, flag = p is None, self.training
+        self._is_evaluated, flag, self._outcome = p is None, self.training, outcome
         if p is not None:
             with self.graph.inserting_before(self._first):
-                flag = self.graph.call_function(draw_flag, (self.training, p))
+                flag = self.graph.call_function(draw_flag, (self.training, p, not outcome))
         mine, others = list(self._nodes), list(other.nodes)
         while mine or others:
             if mine and others and self._is_same(mine[0], others[0]):
@@ -202,13 +224,13 @@ class ModeMerger:
                         "which can't be followed: return the same values, in the same order"
                     )
                 for node in mine[:start]:
-                    node.meta[IN_ONE_MODE] = TRAINING
+                    node.meta.setdefault(IN_ONE_MODE, TRAINING if p is None else BRANCH)
                     if p is None:  # Before, graphs in training are compared.
                         self._drop_in_training(node)
                 for node in others[:end]:
                     with self.graph.inserting_before(mine[start]):
                         made = self.graph.node_copy(node, self._value_of)
-                    made.meta[IN_ONE_MODE] = "evaluation" if p is None else TRAINING
+                    made.meta[IN_ONE_MODE] = "evaluation" if p is None else BRANCH
                     self._drop_in_training(made)
                     self._back[node] = made
                 mine, others = mine[start:], others[end:]
@@ -237,7 +259,7 @@ class ModeMerger:
         return all(self._same.get(u) is w or (u, w) in self._merged for u, w in pairs)
 
     def _pair(self, node: Node, other: Node, flag: Node) -> None:
-        """Have a node compute what either does, the other in evaluation or if a flag is drawn."""
+        """Have a node compute what either does, the other in evaluation or in a branch."""
         self._same[node], self._back[other] = other, node
         found = zip(self._read[node], _inputs_of(other), _inputs_of(node), strict=False)
         changes: dict[int, Node] = {}
@@ -249,9 +271,11 @@ class ModeMerger:
                     raise ValueError(RANDOM)
                 value = self._value_of(theirs)
                 with self.graph.inserting_before(node):
-                    pair = (read, value) if flag is self.training else (value, read)
-                    made = self.graph.call_function(choose, (flag, *pair))
-                made.meta[IN_ONE_MODE] = TRAINING
+                    pair = (value, read) if self._outcome else (read, value)
+                    name = f"{pair[0].name}_or_{pair[1].name}"
+                    made = self.graph.create_node("call_function", choose, (flag, *pair), name=name)
+                which = "self.training" if flag is self.training else "torch.rand(1) < p"
+                made.meta |= {IN_ONE_MODE: TRAINING, LINE: f"if {which}"}
                 self._made[read, theirs] = made
                 self._merged.add((mine, theirs))
                 if flag is not self.training:

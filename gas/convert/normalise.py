@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +17,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import OnMatrix, WrappedLayer, bind
-from gas.convert.layers import OnSomeEdges, bind_arguments, replace_layer
-from gas.convert.trace import DROP, GIVEN, UNROLLED, Added, is_layer
+from gas.convert.edge_layers import OnMatrix, bind
+from gas.convert.layers import OnSomeEdges, Wrapped, bind_arguments, wrap_layers
+from gas.convert.trace import DROP, GIVEN, UNROLLED, Added
 from gas.graph import WEIGHT, layout_of, with_edge_index
 
 _NORMALISED: Any = WeakIdKeyDictionary()  # The weights that were normalised.
@@ -213,10 +212,6 @@ def normalise_edges(
 def write_normalisation(net: Module, graph: Graph) -> None:
     """Write what layers normalise by themselves into a traced graph, each on its own edges.
 
-    Args:
-        net: The module, whose layers no longer normalise.
-        graph: Its traced graph, which gets calls of :func:`normalise_edges`.
-
     Raises:
         ValueError: If a layer normalises edges that are left of a dropout.
     """
@@ -245,13 +240,7 @@ def write_normalisation(net: Module, graph: Graph) -> None:
 def move_normalisation(
     net: Module, graph: Graph, edges: str, weighted: Sequence[str]
 ) -> tuple[Normalise | None, list[str], Added]:
-    """Move normalisation from layers to the whole graph.
-
-    Args:
-        net: The module, which gets layers on the edges as they are.
-        graph: Its traced graph, which is changed to call them.
-        edges: The input that is the adjacency, unless its values are the weights.
-        weighted: The names of layers that are given the values of the adjacency.
+    """Move normalisation from layers to the whole graph, of layers that take its values, too.
 
     Returns:
         The transform of the graph, the names of the layers that take its weights, and further
@@ -295,58 +284,33 @@ def move_normalisation(
 
 def _take_given_edges(net: Module, graph: Graph, edges: str, normalised: Collection[str]) -> Added:
     """Have layers that don't normalise take the edges as they are."""
-    added: Added = {}
-    source = next(node for node in graph.nodes if node.target == edges)
-    for node in list(graph.nodes):
-        if not is_layer(net, node) or node.target in normalised:
-            continue
-        given = bind_arguments(net.get_submodule(str(node.target)), node)
+
+    def find(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | None:
         names = [name for name, value in given.items() if value is source]
         others = [str(value.target) for value in given.values() if isinstance(value, Node)]
-        if len(names) != 1 or sum(name.startswith("edge_") for name in others) > 1:
-            continue  # Its attributes of edges don't follow, so that it is refused.
+        if node.target in normalised or len(names) != 1:
+            return None
+        if sum(name.startswith("edge_") for name in others) > 1:
+            return None  # Its attributes of edges don't follow, so that it is refused.
         mark = next((each for each in graph.nodes if each.target == GIVEN), None)
         if mark is None:
             with graph.inserting_after(source):
                 mark = graph.placeholder(GIVEN)
-        name = f"_given_{len(added)}"
-        given.pop(names[0])
-        added[name] = _wrap(net, graph, node, name, OnSomeEdges, names[0], (source, mark), given)
-    return added
+        return names[0], (source, mark), {}
+
+    return wrap_layers(net, graph, edges, OnSomeEdges, "_given_", find)
 
 
 def take_matrices(net: Module, graph: Graph, edges: str) -> Added:
-    """Have layers without a parameter for weights take a matrix, of which they may read values.
+    """Have layers without a parameter for weights take a matrix, of which they may read values."""
 
-    Args:
-        net: The module, which gets layers that make the matrix.
-        graph: Its traced graph, which is changed to call them.
-        edges: The input that is the adjacency.
-    """
-    added: Added = {}
-    source = next(node for node in graph.nodes if node.target == edges)
-    for node in list(graph.nodes):
-        if not is_layer(net, node):
-            continue
+    def find(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | None:
         layer: Any = net.get_submodule(str(node.target))
-        given = bind_arguments(layer, node)
         names = [name for name, value in given.items() if value is source]
-        if len(names) != 1 or WEIGHT in inspect.signature(layer.forward).parameters:
-            continue
-        name = f"_matrix_{len(added)}"
-        given.pop(names[0])
-        added[name] = _wrap(net, graph, node, name, OnMatrix, names[0], (source,), given)
-    return added
+        takes_weights = WEIGHT in inspect.signature(layer.forward).parameters
+        return None if len(names) != 1 or takes_weights else (names[0], (source,), {})
 
-
-def _wrap(
-    net: Module, graph: Graph, node: Node, name: str, kind: type[WrappedLayer], edges: str,
-    args: tuple[Node, ...], given: dict[str, Any],
-) -> Callable[[Module], Module]:  # fmt: skip
-    """Have a node call a layer by another that prepares its edges, and return how to make that."""
-    make = functools.partial(kind, target=str(node.target), edges=edges)
-    replace_layer(net, graph, node, name, make, args, given)
-    return make
+    return wrap_layers(net, graph, edges, OnMatrix, "_matrix_", find)
 
 
 def _hop_name(net: Module, name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from gas.convert.kinds import ROWS, Values
 from gas.convert.known import is_close
 from gas.convert.modes import TRAINING
 from gas.convert.normalise import DifferentEdgesError, Normalise
+from gas.convert.runs import NUMBERS, training_mode
 from gas.convert.scope import join_columns
 from gas.graph import WEIGHT
 
@@ -56,6 +57,11 @@ class Outputs:
         """Return what is returned, in order, for the values of the traced graph's nodes."""
         return [record[leaf] if isinstance(leaf, Node) else leaf for leaf in self.leaves]
 
+    def apply(self, function: Callable[[Tensor], Tensor]) -> Outputs:
+        """Return outputs of the types that a function gives, such as that of ``net.double()``."""
+        dtypes = [each and function(torch.empty(0, dtype=each)).dtype for each in self.dtypes]
+        return dataclasses.replace(self, dtypes=tuple(dtypes))
+
     def without_nodes(self) -> Outputs:
         """Return the structure alone, as a model keeps it."""
         leaves = tuple(None if isinstance(leaf, Node) else leaf for leaf in self.leaves)
@@ -72,14 +78,17 @@ class Outputs:
         """Return the structure of joined rows."""
         if self.is_single:
             return rows
-        widths = [0 if shape is None else shape.numel() for shape in self.shapes]
-        columns = rows.split(widths, dim=1)
-        found = [
-            leaf if shape is None else part.reshape(-1, *shape).to(dtype or part.dtype)
-            for leaf, shape, dtype, part in zip(
-                self.leaves, self.shapes, self.dtypes, columns, strict=True
-            )
-        ]
+        has_floats = any(dtype is not None and dtype.is_floating_point for dtype in self.dtypes)
+        found: list[Any] = []
+        for leaf, shape, dtype in zip(self.leaves, self.shapes, self.dtypes, strict=True):
+            if shape is None:
+                found.append(leaf)
+                continue
+            is_long, width = has_floats and dtype == torch.long, shape.numel()
+            part, rows = rows[:, : width << is_long], rows[:, width << is_long :]
+            if is_long:
+                part = (part[:, :width].long() << 32) + part[:, width:].long()
+            found.append(part.reshape(-1, *shape).to(dtype or part.dtype))
         out = tree_map(found.__getitem__, self.nested)
         return out if self.made is None else self.made(**cast(Mapping[str, Any], out))
 
@@ -151,13 +160,6 @@ def check_outputs(
 ) -> None:
     """Refuse outputs that aren't rows of nodes, or can't be stored in one table.
 
-    Args:
-        outputs: The outputs.
-        kinds: The kinds of the nodes' values.
-        record: These values on a graph.
-        size: The number of nodes of this graph.
-        name: The name of the module.
-
     Raises:
         ValueError: Naming the output.
     """
@@ -196,23 +198,26 @@ class _Recorder(Interpreter):
 def record(
     net: Module,
     graph: Graph,
-    inputs: dict[str, Any],
-    weight: Tensor | None = None,
-    weighted: Collection[str] = (),
+    inputs: Inputs,
+    data: Data,
+    weighted: Collection[str],
+    number: float | None = None,
 ) -> dict[Node, Any]:
-    """Return the value of each node of a graph, in evaluation mode.
+    """Return the value of each node of a graph, in evaluation mode or in training.
 
     Args:
         net: The module that was traced.
         graph: The graph.
-        inputs: Its inputs by name.
-        weight: The weight of each edge. (default: none)
-        weighted: The names of the layers that take it. (default: none)
+        inputs: The module's arguments.
+        data: A graph that provides them.
+        weighted: The names of the layers that take the weights of its edges.
+        number: Each random number in training. (default: evaluation mode)
     """
-    recorder = _Recorder(net, graph, weight, weighted)
+    recorder = _Recorder(net, graph, data.get(WEIGHT), weighted)
     names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-    with eval_mode(net):
-        recorder.run(*[copy_value(inputs[name]) for name in names])
+    given = {**inputs.arguments(data), TRAINING: number is not None}
+    with eval_mode(net) if number is None else training_mode(net, number):
+        recorder.run(*[copy_value(given[name]) for name in names])
     return recorder.values
 
 
@@ -226,12 +231,7 @@ def record_values(
 ) -> list[dict[Node, Any]]:
     """Record the values of the traced graph's nodes on each of the small graphs."""
     try:
-        return [
-            record(
-                net, graph, {**inputs.arguments(each), TRAINING: False}, each.get(WEIGHT), weighted
-            )
-            for each in graphs
-        ]
+        return [record(net, graph, inputs, each, weighted) for each in graphs]
     except Exception as error:
         how = f" after {transform}, which attributes of edges don't follow" if transform else ""
         kind = DifferentEdgesError if transform else ValueError
@@ -241,6 +241,46 @@ def record_values(
         ) from error
 
 
+def run_in_training(net: Module, inputs: Inputs, data: Data, expected: Any) -> list[list[Any]]:
+    """Return what a module returns in training, for each of :data:`NUMBERS` if it draws numbers.
+
+    Args:
+        net: The module.
+        inputs: Its arguments.
+        data: A small graph.
+        expected: What the module returns on it in evaluation.
+
+    Raises:
+        ValueError: If it fails, or the types of several outputs differ from those in evaluation.
+    """
+    name, found = type(net).__name__, []
+    for number in NUMBERS:
+        with training_mode(net, number) as numbers:
+            try:
+                out = getattr(net, inputs.method)(**inputs.in_call(inputs.values(data)))
+            except Exception as error:  # A module may raise anything.
+                raise ValueError(
+                    f"{name} can't be run in training on a small graph like this one: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        found.append(flatten(out))
+        kinds = [list(map(_kind_of, leaves)) for leaves in (found[-1], flatten(expected))]
+        if kinds[0] != kinds[1] and len(kinds[0]) == len(kinds[1]) > 1:
+            raise ValueError(
+                f"{name} returns {', '.join(kinds[0])} in training, and {', '.join(kinds[1])} in "
+                "evaluation, expected outputs of the same widths and types: return them in both"
+            )
+        if not numbers.found:
+            break
+    return found
+
+
+def _kind_of(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    return f"{[*value.shape]} of {value.dtype}"
+
+
 def record_checked(
     net: Module,
     graph: Graph,
@@ -248,13 +288,26 @@ def record_checked(
     inputs: Inputs,
     graphs: Sequence[Data],
     transform: Normalise | None,
+    trained: Sequence[list[Any]],
     weighted: Sequence[str],
 ) -> tuple[Outputs, list[dict[Node, Any]]]:
-    """Record values as above, and check that the graph returns what the module does."""
+    """Record values as above, and check that the graph returns what the module does.
+
+    Also in training: ``trained`` is what :func:`run_in_training` returned.
+    """
     outputs = find_outputs(graph, expected, type(net).__name__)
     records = record_values(net, graph, inputs, graphs, weighted, transform)
     if not is_close(outputs.values(records[0]), flatten(expected)):
         raise MismatchError(type(net).__name__, transform, inputs)
+    for number, values in zip(NUMBERS, trained, strict=False):
+        if not is_close(
+            outputs.values(record(net, graph, inputs, graphs[0], weighted, number)), values
+        ):
+            raise ValueError(
+                f"{type(net).__name__} returns other values in training, model.train(), than its "
+                "layers do, called one by one: it mustn't count calls, nor change tensors that are "
+                "read elsewhere; compute new ones, of its inputs"
+            )
     return outputs, records
 
 
@@ -266,7 +319,7 @@ class MismatchError(DifferentEdgesError):
         how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
         text = f"with {how}, because its layers take different graphs: use layers that all take "
         if transform is None and not inputs.by_value:
-            text = "when it is run again: it mustn't be random in evaluation, nor change views of "
+            text = "when it is run again: it mustn't draw, nor count calls, nor change views of "
         end = "the same one"
         if text.endswith("of "):
             end = (

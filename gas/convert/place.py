@@ -54,15 +54,7 @@ def place_histories(
     calls: Sequence[LayerCall],
     values: Mapping[Node, Any],
 ) -> Placement:
-    """Place a history before each layer; if its input has dropout, before the dropout.
-
-    Args:
-        net: The module.
-        graph: Its traced graph.
-        kinds: The kind of each node's value.
-        calls: The calls of layers.
-        values: The nodes' values on a small graph.
-    """
+    """Place a history before each layer; if its input has dropout, before the dropout."""
     exact = _find_feature_nodes(net, graph, kinds)
     out = Placement(whole={node for node in graph.nodes if node.op == "placeholder"})
 
@@ -159,15 +151,29 @@ def _chain_to_dropout(
     return chain[:until]
 
 
-class _Writer:
-    """Writer of the graph of a placement."""
+class GraphWriter:
+    """Writer of the graph of a model with histories, ``graph(scope, *inputs)``.
+
+    Values of all rows are cut to the batch's own rows, except for layers, so that all uses of a
+    dropout have the same mask.
+
+    Args:
+        net: The module.
+        kinds: The kind of each value of its traced graph.
+        placed: The placement of histories.
+        calls: The calls of layers.
+        outputs: What the module returns.
+        dims: The dimension of the rows in each node's value, nested as the value is.
+        shapes: The shapes of the rows of the nodes with histories.
+        transform: The transform of the whole graph.
+    """
 
     def __init__(
         self,
         net: Module,
         kinds: Mapping[Node, str],
         placed: Placement,
-        calls: Mapping[Node, LayerCall],
+        calls: Sequence[LayerCall],
         outputs: Outputs,
         dims: Mapping[Node, Any],
         shapes: Mapping[Node, Sequence[int]],
@@ -175,8 +181,9 @@ class _Writer:
     ) -> None:
         self._shapes, self._dims, self._transform = shapes, dims, transform
         self._outputs = outputs
-        self._net, self._kinds, self._plan, self._calls = net, kinds, placed, calls
-        self._edges = next(str(c.given[c.adjacency].target) for c in calls.values())
+        self._net, self._kinds, self._plan = net, kinds, placed
+        self._calls = {call.node: call for call in calls}
+        self._edges = next(str(c.given[c.adjacency].target) for c in calls)
         self.graph = Graph()
         self._scope = self.graph.placeholder("scope")
         self._dropped: dict[
@@ -187,10 +194,10 @@ class _Writer:
         self._own: dict[Node, Node] = {}
         self._all: dict[Node, Node] = {}
 
-    def make(self, function: Any, *args: Any) -> Node:
+    def _make(self, function: Any, *args: Any) -> Node:
         return self.graph.call_function(function, (self._scope, *args))
 
-    def own_rows(self, node: Node) -> Node:
+    def _own_rows(self, node: Node) -> Node:
         """Return a value's own rows."""
         written = self._written[node]
         if self._kinds[node] != ROWS or node not in self._plan.whole:
@@ -202,17 +209,24 @@ class _Writer:
     def _cut(self, node: Node, written: Node) -> Node:
         """Cut a value to the batch's own rows."""
         dims = self._dims[node]
-        return self.make(own_rows, written, *([] if dims == 0 else [dims]))
+        return self._make(own_rows, written, *([] if dims == 0 else [dims]))
 
-    def all_rows(self, node: Node) -> Node:
+    def _all_rows(self, node: Node) -> Node:
         """Return a value's rows, those of the halo included."""
         return self._all.get(node, self._written[node])
 
-    def write(self, node: Node) -> None:
+    def write(self, graph: Graph) -> Graph:
+        """Write the graph for a traced one."""
+        for node in graph.nodes:
+            self._write(node)
+        self.graph.lint()
+        return self.graph
+
+    def _write(self, node: Node) -> None:
         if node.op == "output":
-            rows = [self.own_rows(each) for each in self._outputs.nodes]
+            rows = [self._own_rows(each) for each in self._outputs.nodes]
             single = self._outputs.is_single
-            self.graph.output(rows[0] if single else self.make(join, rows))
+            self.graph.output(rows[0] if single else self._make(join, rows))
             return
         if node.op == "placeholder" and node.target == self._edges:
             return  # The scope provides the edges.
@@ -226,12 +240,12 @@ class _Writer:
         position, dim = self._plan.pulled.index(node), self._dims[node]
         shape = self._shapes[node]
         if dim == 0 and len(shape) == 1:
-            self._all[node] = self.make(pull, position, made, self._readers_take_rows(node))
+            self._all[node] = self._make(pull, position, made, self._readers_take_rows(node))
             return
         call = self.graph.call_method
         rows = made if dim == 0 else call("movedim", (made, dim, 0))
         flat = call("reshape", (rows, -1, math.prod(shape)))
-        whole = self.make(pull, position, flat, False)
+        whole = self._make(pull, position, flat, False)
         shaped = [call("reshape", (each, -1, *shape)) for each in (flat, whole)]
         if dim != 0:
             shaped = [call("movedim", (each, 0, dim)) for each in shaped]
@@ -244,7 +258,7 @@ class _Writer:
         def value_of(argument: Any) -> Any:
             if not isinstance(argument, Node):
                 return argument
-            rows = self.all_rows(argument)
+            rows = self._all_rows(argument)
             if call.dropped is None or self._kinds[argument] != EDGES:
                 return rows
             scaled = call.dropped[-1] or self._is_scaled(argument)
@@ -277,13 +291,13 @@ class _Writer:
             adds_loops = self._transform is not None and self._transform.keeps_loops
             scales = of_weights or isinstance(self._transform, Normalise)
             flags = adds_loops and not of_weights, scales
-            self._dropped[position] = self.make(drop_edges, p, self._written[training], *flags)
+            self._dropped[position] = self._make(drop_edges, p, self._written[training], *flags)
         return self._dropped[position]
 
     def _write_other(self, node: Node) -> Node:
         if node.op == "placeholder" and node.target == WEIGHT:
-            return self.make(weights)
-        value_of = self.all_rows if node in self._plan.whole else self.own_rows
+            return self._make(weights)
+        value_of = self._all_rows if node in self._plan.whole else self._own_rows
         made = self.graph.node_copy(node, value_of)
         if node.op == "placeholder" and not self._readers_take_sparse(node):
             made = self.graph.call_function(dense, (made,))
@@ -351,38 +365,3 @@ def _is_read_by(
         if not (_is_read_by(function, net, user, through) if passes else function(user, module)):
             return False
     return node is not None and bool(node.users)
-
-
-def write_graph(
-    net: Module,
-    graph: Graph,
-    kinds: Mapping[Node, str],
-    placed: Placement,
-    calls: Sequence[LayerCall],
-    outputs: Outputs,
-    dims: Mapping[Node, Any],
-    shapes: Mapping[Node, Sequence[int]],
-    transform: Any,
-) -> Graph:
-    """Write the graph of a model with histories: ``graph(scope, *inputs)``.
-
-    Values of all rows are cut to the batch's own rows, except for layers, so that all uses of a
-    dropout have the same mask.
-
-    Args:
-        net: The module.
-        graph: Its traced graph.
-        kinds: The kind of each node's value.
-        placed: The placement of histories.
-        calls: The calls of layers.
-        outputs: What the module returns.
-        dims: The dimension of the rows in each node's value, nested as the value is.
-        shapes: The shapes of the rows of the nodes with histories.
-        transform: The transform of the whole graph.
-    """
-    by_node = {call.node: call for call in calls}
-    writer = _Writer(net, kinds, placed, by_node, outputs, dims, shapes, transform)
-    for node in graph.nodes:
-        writer.write(node)
-    writer.graph.lint()
-    return writer.graph

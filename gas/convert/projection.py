@@ -13,13 +13,10 @@ from torch.fx import Graph, Node
 from torch.nn import Module
 
 from gas.convert.kinds import OTHER, ROWS, Values
-from gas.convert.matrices import PRODUCTS, PROJECTED, add_product
+from gas.convert.matrices import FUNCTIONS, METHODS, PRODUCTS, PROJECTED, add_product
 from gas.convert.rewrite import is_in_place
 from gas.convert.trace import Added, get_module
 from gas.nn import LINEAR_LAYERS, ProjectedConv, has_hooks
-
-PRODUCT_FUNCTIONS = (operator.matmul, torch.matmul, torch.mm)
-PRODUCT_METHODS = ("matmul", "mm")
 
 
 def merge_projections(
@@ -29,12 +26,6 @@ def merge_projections(
 
     The histories are then those of ``x``, as for the layers of PyG, and the linear layer is
     computed for own rows alone where that is cheaper.
-
-    Args:
-        net: The module, which gets the layers.
-        graph: Its traced graph, which is changed to call them.
-        kinds: The kinds of the nodes' values, to which those of the layers are added.
-        record: These values on a small graph, likewise.
 
     Returns:
         The layers that the module gets for its own linear layers, as functions of it; ``None`` if
@@ -116,8 +107,8 @@ def _find_projection(
         given = {name: value for name, value in given.items() if value is not None}
         is_linear = is_matrix(given.get("weight"), OTHER)
         return (x, given) if is_linear else None
-    is_method = rows.op == "call_method" and rows.target in PRODUCT_METHODS
-    if not (is_method or rows.target in PRODUCT_FUNCTIONS) or len(rows.args) != 2 or rows.kwargs:
+    is_method = rows.op == "call_method" and rows.target in METHODS
+    if not (is_method or rows.target in FUNCTIONS) or len(rows.args) != 2 or rows.kwargs:
         return None
     if not is_matrix(rows.args[1], OTHER):
         return None

@@ -23,6 +23,10 @@ VIEWS = (
     "narrow", "select", "expand", "unflatten", "chunk", "split", "unbind",
     torch.chunk, torch.split, torch.unbind,
 )  # fmt: skip
+COMPARISONS = (
+    operator.getitem, operator.invert, operator.and_, operator.or_, operator.lt, operator.gt,
+    operator.le, operator.ge, operator.eq, operator.ne,
+)  # fmt: skip
 COPIES = ("to", "long", "contiguous", "clone", "cpu", "cuda", "detach")
 
 
@@ -30,10 +34,6 @@ def follow_changes(net: Module, graph: Graph) -> None:
     """Have later functions read what a function has changed in place from its result.
 
     Such as ``count.scatter_add_(0, index, one)``, of a tensor that was made before.
-
-    Args:
-        net: The module.
-        graph: Its traced graph.
 
     Raises:
         ValueError: If a dropout changes a view of a tensor, or an assignment a parameter or buffer.
@@ -102,21 +102,26 @@ def spread_selected_rows(net: Module, graph: Graph) -> None:
     """Have assignments such as ``x[mask] = f(y[mask])`` take ``f(y)``, of which they select rows.
 
     Not of a module that takes statistics of rows, such as a batch norm.
-
-    Args:
-        net: The module.
-        graph: A traced graph.
     """
     for node in graph.nodes:
         key = node.args[1] if node.target is assign else None
         if not isinstance(key, Node):
             continue
-        for rows in [user for user in key.users if user.target is operator.getitem]:
-            whole = rows.args[0]
-            if rows.args[1] is key and isinstance(whole, Node) and _leads_to(net, rows, node):
+        for rows in [each for each in graph.nodes if each.target is operator.getitem]:
+            whole, mask = rows.args
+            is_row = isinstance(whole, Node) and _is_same_mask(mask, key)
+            if is_row and _leads_to(net, rows, node):
                 node.args = (*node.args[:3], True)
                 rows.replace_all_uses_with(whole)
     erase_unused(graph)
+
+
+def _is_same_mask(mask: Any, other: Any) -> bool:
+    """Return whether two masks are one, or the same comparisons of the same values."""
+    if not isinstance(mask, Node) or not isinstance(other, Node):
+        return bool(mask == other)
+    is_alike = mask.target is other.target and mask.target in COMPARISONS
+    return mask is other or (is_alike and all(map(_is_same_mask, mask.args, other.args)))
 
 
 def _leads_to(net: Module, node: Node, end: Node) -> bool:
@@ -147,12 +152,7 @@ def _replace_in_place(node: Node, changed: Node) -> None:
 
 
 def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
-    """Remove unused functions without side effects.
-
-    Args:
-        graph: A traced graph.
-        modules: Calls of modules that may be removed, too.
-    """
+    """Remove unused functions without side effects, and unused calls of these modules."""
     for node in reversed(list(graph.nodes)):
         changed = node.args[0] if is_in_place(node) else None
         is_read = isinstance(changed, Node) and (
@@ -223,12 +223,7 @@ def refuse_methods(graph: Graph, edges: str) -> None:
 
 
 def turn_ends(graph: Graph, values: Mapping[Node, Any]) -> None:
-    """Have what reads the ends of edges read those of the edges turned round, exchanged.
-
-    Args:
-        graph: A traced graph.
-        values: The values of its nodes on a small graph.
-    """
+    """Have what reads the ends of edges read those of the edges turned round, exchanged."""
     for edges in list(graph.nodes):
         value: Any = values.get(edges)
         ends = [user for user in edges.users if user.target is operator.getitem]

@@ -1,4 +1,4 @@
-"""Traces of a module, in training and in evaluation, and for the outcomes of its chances."""
+"""Traces of a module in training and evaluation, and for each outcome of random branches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,22 +19,25 @@ from torch.fx import Graph, Proxy
 from torch.nn import Module
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch_geometric.nn import APPNP
 from torch_geometric.nn.models import rev_gnn
 from torch_geometric.typing import SparseTensor
 
 from gas.convert.edge_layers import InexactLayerError
 from gas.convert.known import FACTORIES, KnownProxy, record_call
 from gas.convert.matrices import TracedMatrix, trace_matrices
-from gas.convert.modes import RANDOM, ModeMerger, number_values, record_functions
+from gas.convert.modes import RANDOM, ModeMerger, keep_modes, number_values, record_functions
 from gas.nn import BY_TIME
 
 MOST_IN_PAIRS = 8  # Random choices of which each two are traced together.
 ATTEMPTS = 3  # Traces, of which one must draw no random numbers, as other threads may.
+DRAWS = (torch, "rand"), (random, "random"), (np.random, "rand"), (np.random, "random")
+NUMBERS = 0.999, 0.001  # With which random branches aren't taken, or are.
 CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
 
 
-class Chances:
-    """Outcomes of the chances that a module takes while it is traced.
+class RandomBranches:
+    """Outcomes of the random branches, ``torch.rand(1) < p``, of a module that is traced.
 
     * ``found``: the probability of each outcome so far that a number is less than another.
     """
@@ -52,8 +56,8 @@ class Chances:
         self._known = None
 
     @property
-    def are_taken(self) -> bool:
-        """Return whether outcomes are given now."""
+    def are_recorded(self) -> bool:
+        """Return whether numbers are drawn by what is traced."""
         is_traced = self._known is not None and not self._known.is_evaluating
         return is_traced and self._thread == threading.get_ident()
 
@@ -95,7 +99,7 @@ class _Draw:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
 
 
-def _make_draw(function: Callable[..., Any], chances: Chances) -> Callable[..., Any]:
+def _make_draw(function: Callable[..., Any], branches: RandomBranches) -> Callable[..., Any]:
     """Make a function that draws numbers, of which one alone is a :class:`_Draw` in a trace."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
@@ -103,9 +107,9 @@ def _make_draw(function: Callable[..., Any], chances: Chances) -> Callable[..., 
         sizes = kwargs.get("size", given)
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         is_one = all(type(size) is int and size == 1 for size in sizes)
-        if not is_one or "generator" in kwargs or not chances.are_taken:
+        if not is_one or "generator" in kwargs or not branches.are_recorded:
             return function(*args, **kwargs)
-        return _Draw(chances.decide)
+        return _Draw(branches.decide)
 
     return draw
 
@@ -119,22 +123,11 @@ def _names(kind: Any, wanted: Any) -> bool:
 GENERATOR = "_checkpoint_without_reentrant_generator"
 
 
-class _Plain:
-    """Stands in for checkpoints in a trace: the function is called as it is."""
-
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        return function(*args)
-
-
-class _Reversible:
-    """Stands in for PyG's invertible function: the function is called as it is."""
-
-    @staticmethod
-    def apply(
-        function: Callable[..., Any], inverse: Any, passes: int, size: int, *args: Any
-    ) -> Any:
-        return function(*args[:size])
+# Stand in for checkpoints, and PyG's invertible function, in a trace: functions are called.
+_PLAIN = SimpleNamespace(apply=lambda function, preserve, *args: function(*args))
+_INVERTIBLE = SimpleNamespace(
+    apply=lambda function, inverse, passes, size, *args: function(*args[:size])
+)
 
 
 def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
@@ -142,13 +135,13 @@ def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def answer_questions(chances: Chances) -> Iterator[None]:
+def answer_questions(branches: RandomBranches) -> Iterator[None]:
     """Let a module that is traced ask ``isinstance``, make tensors of sizes, and checkpoint.
 
     ``isinstance`` is replaced, not the class of proxies, which functions in C would believe.
 
     Args:
-        chances: Of numbers that it draws.
+        branches: Of numbers that it draws.
     """
     is_instance = isinstance
 
@@ -162,15 +155,13 @@ def answer_questions(chances: Chances) -> Iterator[None]:
         stack.enter_context(trace_matrices())
         stack.enter_context(record_functions(record_call))
         stack.enter_context(mock.patch.object(builtins, "isinstance", answer))
-        for name, plain in (("CheckpointFunction", _Plain), (GENERATOR, _yield_once)):
+        for name, plain in (("CheckpointFunction", _PLAIN), (GENERATOR, _yield_once)):
             stack.enter_context(mock.patch.object(checkpoint, name, plain))
-        stack.enter_context(mock.patch.object(rev_gnn, "InvertibleFunction", _Reversible))
+        stack.enter_context(mock.patch.object(rev_gnn, "InvertibleFunction", _INVERTIBLE))
         for function in FACTORIES:
             stack.enter_context(mock.patch.object(torch, function.__name__, function))
-        for module, name in (
-            (torch, "rand"), (random, "random"), (np.random, "rand"), (np.random, "random"),
-        ):  # fmt: skip
-            draw = _make_draw(getattr(module, name), chances)
+        for module, name in DRAWS:
+            draw = _make_draw(getattr(module, name), branches)
             stack.enter_context(mock.patch.object(module, name, draw))
         yield
 
@@ -188,15 +179,15 @@ class Runs:
         self, net: Module, make_tracer: Callable[[], Any], finish: Callable[[Module, Graph], None]
     ) -> None:
         self._net, self._make_tracer, self._finish = net, make_tracer, finish
-        self.chances, self.tracer = Chances(), make_tracer()
-        self.constants: list[dict[str, Tensor]] = []  # Of each trace.
+        self.branches, self.tracer = RandomBranches(), make_tracer()
+        self.constants: dict[str, Tensor] = {}  # The tensors that it has made, by their names.
 
     def run(self, training: bool, outcomes: Sequence[bool] = (), rest: bool = False) -> Graph:
         """Trace the module.
 
         Args:
             training: Whether in training.
-            outcomes: Of the first chances. (default: none)
+            outcomes: Of the first random branches. (default: none)
             rest: The outcome of others. (default: ``False``)
         """
         net = self._net
@@ -204,15 +195,15 @@ class Runs:
         for attempt in range(ATTEMPTS):
             self.tracer = self._make_tracer()
             known, before = self.tracer.known, _random_states(net)
-            self.chances.start(known, outcomes, rest)
+            self.branches.start(known, outcomes, rest)
             with _Draws(known) as draws:
                 graph = self.tracer.trace(net)
-            self.chances.stop()
+            self.branches.stop()
             if known.dropping:
                 layer = net.get_submodule(known.dropping[0])
                 what = f"'{known.dropping[0]}' ({type(layer).__name__})"
                 raise InexactLayerError(f"{what} drops edges in its forward", layer)
-            is_random = draws.found or bool(self.chances.found and not training)
+            is_random = draws.found or bool(self.branches.found and not training)
             if not is_random and _random_states(net) == before:
                 break
             if attempt == ATTEMPTS - 1:
@@ -220,42 +211,54 @@ class Runs:
             _take_constants(net)
         self.tracer.detach(graph)
         self._finish(net, graph)
-        self.constants.append(_take_constants(net))
+        self._name_constants(graph, _take_constants(net))
         return graph
 
+    def _name_constants(self, graph: Graph, found: dict[str, Tensor]) -> None:
+        """Give equal tensors of several traces the same name, and others other names."""
+        for node in graph.nodes:
+            if node.op == "get_attr" and node.target in found:
+                value = found[str(node.target)]
+                same = [
+                    key for key, each in self.constants.items()
+                    if each.dtype == value.dtype and torch.equal(each, value)
+                ]  # fmt: skip
+                node.target = same[0] if same else f"{CONSTANT}{len(self.constants)}"
+                self.constants[node.target] = value
 
-def merge_chances(
-    runs: Runs, first: Graph, evaluated: Graph, chances: Sequence[float], merge: Any
+
+def merge_random_branches(
+    runs: Runs, first: Graph, evaluated: Graph, probabilities: Sequence[float], merge: Any
 ) -> ModeMerger:
-    """Merge what a module computes for each outcome of its chances.
+    """Merge what a module computes for each outcome of its random branches.
 
     Args:
         runs: The traces.
         first: That of outcomes that are all ``False``.
         evaluated: That in evaluation, which one of the two is closer to.
-        chances: The probability of each outcome, ``True``.
+        probabilities: The probability of each outcome, ``True``.
         merge: Makes the merger of a graph.
 
     Raises:
-        ValueError: If chances depend on one another.
+        ValueError: If random branches depend on one another.
     """
     graphs = [first, runs.run(True, rest=True)]
     base = min((0, 1), key=lambda at: abs(len(graphs[at].nodes) - len(evaluated.nodes)))
     known: dict[str, int] = {}
-    count = len(chances)
+    count = len(probabilities)
     # Number each output, by the positions of the random choices that differ from the base.
     expected = {tuple(range(count)): number_values(graphs[1 - base], known)}
     merger: ModeMerger = merge(graphs[base])
-    for position, p in enumerate(chances):
+    for position, p in enumerate(probabilities):
         other = _run_with(runs, (position,), count, base)
-        if runs.chances.found != chances:
+        if runs.branches.found != probabilities:
             raise ValueError(RANDOM)
         expected[position,] = number_values(other, known)
-        merger.merge(other, 1 - p if base else p)
+        merger.merge(other, p, not base)
     for pair in itertools.combinations(range(count), 2) if count <= MOST_IN_PAIRS else ():
         expected[pair] = number_values(_run_with(runs, pair, count, base), known)
     for turned, number in expected.items():
-        outcomes = [position in turned for position in range(count)]
+        outcomes = [(position in turned) != bool(base) for position in range(count)]
         if number_values(merger.graph, known, outcomes) != number:
             raise ValueError(RANDOM)
     return merger
@@ -278,6 +281,78 @@ class _Draws(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and not self._known.is_evaluating:
             self.found = True
         return func(*args, **(kwargs or {}))
+
+
+class FixedNumbers(TorchDispatchMode):
+    """Has each random number be the same, dropout keep all, and norms use running statistics.
+
+    * ``found``: whether numbers were drawn, other than for dropout.
+    """
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self._number, self.found = number, False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        names = [argument.name for argument in func._schema.arguments]
+        given = dict(zip(names, args, strict=False))
+        if {"running_mean", "training"} <= given.keys() and given["running_mean"] is not None:
+            args = tuple((given | {"training": False}).values())
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return out
+        if not isinstance(out, Tensor):  # Of attention, it is what there is without dropout.
+            is_dropout = name == "native_dropout"
+            return (args[0] / (1 - args[1]), torch.ones_like(out[1])) if is_dropout else out
+        if name.startswith("bernoulli"):
+            return out.fill_(1)
+        self.found = True
+        if name == "randperm":
+            return out.copy_(torch.arange(out.numel() - 1, -1, -1))
+        return out.fill_(self._number)  # Of integers, 0.
+
+    def draw(self, *sizes: int, size: Any = None) -> Any:
+        """Draw for Python or NumPy."""
+        self.found = True
+        shape = size or sizes
+        return np.full(shape, self._number) if shape else self._number
+
+
+@contextlib.contextmanager
+def training_mode(net: Module, number: float) -> Iterator[FixedNumbers]:
+    """Set training mode in this context, without gradients, and with :class:`FixedNumbers`.
+
+    Raises:
+        ValueError: If a module changes the shape of a buffer, such as each node's cluster.
+    """
+    drops = [(each, each.dropout) for each in net.modules() if isinstance(each, APPNP)]
+    buffers = [
+        (name, each, {key: value.clone() for key, value in each.named_buffers(recurse=False)})
+        for name, each in net.named_modules()
+    ]
+    fixed = FixedNumbers(number)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(keep_modes(net, True))
+        for each in net.modules():  # Weights of spectral norms change from call to call.
+            parts = (each, *each._forward_pre_hooks.values())
+            each.training &= not any("SpectralNorm" in type(part).__name__ for part in parts)
+        for module, name in DRAWS[1:]:
+            stack.enter_context(mock.patch.object(module, name, fixed.draw))
+        for layer, p in drops:  # The model drops weights of edges outside of it.
+            stack.callback(setattr, layer, "dropout", p)
+            layer.dropout = 0.0
+        stack.enter_context(torch.no_grad())
+        yield stack.enter_context(fixed)
+    for name, each, kept in buffers:
+        for key, value in kept.items():
+            if each._buffers[key].shape != value.shape:
+                raise ValueError(
+                    f"'{name}' ({type(each).__name__}) keeps rows of each call in '{key}', and "
+                    "mini-batches come one after another: keep what doesn't depend on how many "
+                    "nodes there are"
+                )
+        each._buffers.update(kept)
 
 
 def _random_states(net: Module) -> list[Any]:

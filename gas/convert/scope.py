@@ -209,15 +209,17 @@ def join(scope: LayerScope, tensors: Any) -> Any:
 def join_columns(tensors: Sequence[Tensor]) -> Tensor:
     """Return several values as the columns of one, ``[num_rows, width]``.
 
-    Beside other types, integers are in float64, which has those up to 2**53.
+    Beside floating-point numbers, integers are in float64, of 64 bits as multiples of 2**32 and
+    what is left of them.
     """
     found = [rows.flatten(1) if rows.dim() > 1 else rows[:, None] for rows in tensors]
     if any(rows.is_floating_point() for rows in found):
-        is_integer = [not rows.is_floating_point() and rows.dtype != torch.bool for rows in found]
-        found = [
-            rows.double() if is_int else rows
-            for rows, is_int in zip(found, is_integer, strict=True)
-        ]
+        for position, rows in enumerate(found):
+            if rows.dtype == torch.long:
+                high = (rows >> 32) + ((rows >> 31) & 1)
+                rows = torch.cat([high, rows - (high << 32)], 1)
+            if not rows.is_floating_point() and rows.dtype != torch.bool:
+                found[position] = rows.double()
     return torch.cat(found, 1)
 
 

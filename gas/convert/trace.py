@@ -21,8 +21,16 @@ from torch_geometric.nn import MessagePassing
 from gas.convert.edge_layers import EdgeLayer, InexactLayerError, Propagation
 from gas.convert.known import KnownProxy, KnownValues
 from gas.convert.matrices import TracedMatrix, matrix_error, spread_matrix
-from gas.convert.modes import DROPOUTS, IN_ONE_MODE, RANDOM, ModeMerger
-from gas.convert.runs import Runs, answer_questions, check_states, merge_chances
+from gas.convert.modes import (
+    BRANCH,
+    DROPOUTS,
+    IN_ONE_MODE,
+    RANDOM,
+    TRAINING,
+    ModeMerger,
+    keep_modes,
+)
+from gas.convert.runs import Runs, answer_questions, check_states, merge_random_branches
 from gas.nn import NeverExactError, SimpleConv, check_exact
 
 # Layers that propagate several times without a transformation in between; unrolled into hops.
@@ -247,7 +255,6 @@ def trace(
     Raises:
         ValueError: If it can't be traced, or differs in training from evaluation.
     """
-    modes = [(module, module.training) for module in net.modules()]
     name = f"{type(net).__name__}.{method}"
     graphs: list[Graph] = []
 
@@ -258,12 +265,14 @@ def trace(
     runs, size = Runs(net, make_tracer, finish), 0
     merge = functools.partial(ModeMerger, name, is_dropout=functools.partial(is_dropout, net))
     try:
-        with _unroll_layers(net, opened), answer_questions(runs.chances):
+        with keep_modes(net), _unroll_layers(net, opened), answer_questions(runs.branches):
             graphs.append(runs.run(True))
-            size, chances = len(graphs[0].nodes), runs.chances.found
+            size, found = len(graphs[0].nodes), runs.branches.found
             graphs.append(runs.run(False))
             check_states(net, size, graphs)
-            merger = merge_chances(runs, graphs[0], graphs[1], chances, merge) if chances else None
+            merger = (
+                merge_random_branches(runs, graphs[0], graphs[1], found, merge) if found else None
+            )
     except (NeverExactError, InexactLayerError):
         raise
     except Exception as error:
@@ -272,20 +281,14 @@ def trace(
         raise ValueError(
             f"{name} can't be followed{runs.tracer.failed}: {_explain(error)}"
         ) from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
     merger = merger or merge(graphs[0])
     merger.merge(graphs[1])
     try:
         merger.graph.lint()
     except RuntimeError as error:  # A value is read before it is computed.
         raise ValueError(f"{name} can't be followed: {RANDOM}") from error
-    for constants in runs.constants:
-        for key, value in constants.items():
-            if not torch.equal(value, getattr(net, key, value)):
-                raise ValueError(f"{name} draws numbers, or keeps them: {key}")
-            setattr(net, key, value)
+    for key, value in runs.constants.items():
+        setattr(net, key, value)
     _check_modes(net, merger.graph)
     return merger.graph
 
@@ -306,12 +309,16 @@ def _explain(error: Exception) -> str:
 def _check_modes(net: Module, graph: Graph) -> None:
     """Refuse dropout that is also applied in evaluation, and statistics that are kept in it."""
     for node in graph.nodes:
-        module = get_module(net, node) if node.meta.get(IN_ONE_MODE) == "evaluation" else None
-        parts = () if module is None else module.modules()
+        module, mode = get_module(net, node), node.meta.get(IN_ONE_MODE, TRAINING)
+        parts = () if module is None or mode == TRAINING else module.modules()
         if any(getattr(part, "track_running_stats", False) for part in parts):
+            when, cure = "evaluation alone", "call it in training, too"
+            if mode == BRANCH:
+                when = "a random branch, where it would count what isn't taken"
+                cure = "call it before the branch, or take a norm without, such as LayerNorm"
             raise ValueError(
                 f"'{node.target}' ({type(module).__name__}) keeps statistics, and is called in "
-                "evaluation alone: call it in training, too"
+                f"{when}: {cure}"
             )
         if node.op == "call_function" and node.target in DROPOUTS:
             given = dict(zip(DROPOUTS[node.target], node.args, strict=False)) | node.kwargs

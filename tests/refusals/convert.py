@@ -93,7 +93,7 @@ def with_loops_beside_positive(net, x, edge_index, edge_weight):
 
 def weighing_by_mask(net, x, edge_index):
     kept, mask = dropout_edge(edge_index, training=net.training)
-    return net.weighted(x, kept, mask.float())
+    return net.weighted(x, kept, mask.float()[mask])
 
 
 class DropsInPairs(pyg.SAGEConv):
@@ -246,6 +246,39 @@ def transposing(net, x, adj_t):
 
 def branching_on_a_matrix(net, x, adj_t):
     return adj_t @ x if adj_t.is_signed() else adj_t @ (adj_t @ x)
+
+
+def counting_in_training(net, x, edge_index):
+    if not net.training:
+        return net.conv(x, edge_index)
+    net.calls = getattr(net, "calls", 0) + 1
+    return net.conv(x * net.calls, edge_index)
+
+
+def failing_in_training(net, x, edge_index):
+    assert not net.training
+    return net.conv(x, edge_index)
+
+
+def wider_in_training(net, x, edge_index):
+    x = net.conv(x, edge_index)
+    return x, x[:, :1] if net.training else x
+
+
+def skipping_statistics(net, x, edge_index):
+    skips = net.training and torch.rand(1) < 0.5
+    return net.conv2(x if skips else net.norm(net.conv(x, edge_index)), edge_index)
+
+
+def assigning_a_row(net, x, edge_index):
+    rows = net.conv(x, edge_index)
+    rows[0] = 1.0
+    return net.conv2(rows, edge_index)
+
+
+class CentredInTraining(pyg.MessagePassing):
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x - x.mean(dim=0) if self.training else x)
 
 
 def drawing(net, x, edge_index):
@@ -456,6 +489,17 @@ CASES = {
     ),
     "features of another width": lambda t: gas.to_scalable(pyg.GCN(3, 2, 2), ring()),
     "a branch by values": lambda t: convert(branching),
+    "other numbers in each call in training": lambda t: convert(counting_in_training),
+    "a module that fails in training": lambda t: convert(failing_in_training),
+    "an output of another width in training": lambda t: convert(wider_in_training),
+    "statistics of a layer that is skipped at random": lambda t: convert(
+        skipping_statistics, norm=nn.BatchNorm1d(2)
+    ),
+    "an assignment to a row": lambda t: convert(assigning_a_row),
+    "a layer that centres nodes in training": lambda t: convert(
+        lambda net, x, edge_index: net.part(net.conv(x, edge_index), edge_index),
+        part=CentredInTraining(),
+    ),
     "something else in training": lambda t: convert(more_in_training),
     "statistics in evaluation alone": lambda t: convert(norm_in_evaluation, norm=nn.BatchNorm1d(2)),
     "a part that is changed, and read": lambda t: convert(changing_a_part),
@@ -463,8 +507,8 @@ CASES = {
     "a skip that is read too early": lambda t: convert(reading_too_early),
     "a number that is compared twice": lambda t: convert(comparing_twice),
     "a number that is added to": lambda t: convert(skipping_by_a_sum),
-    "chances that depend on others": lambda t: convert(skipping_by_one_number),
-    "chances of a sum": lambda t: convert(skipping_in_a_sum),
+    "random branches that depend on others": lambda t: convert(skipping_by_one_number),
+    "random branches of a sum": lambda t: convert(skipping_in_a_sum),
     "a random number": lambda t: convert(drawing),
     "random numbers": lambda t: convert(
         lambda net, x, edge_index: net.conv(x + torch.rand(2), edge_index)
