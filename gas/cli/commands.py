@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -11,15 +12,17 @@ from typing import IO, Any
 
 import gas
 from gas.cli import command, html
+from gas.cli.bench import Bench, show, summarise
 from gas.cli.choices import MODELS
 from gas.cli.doctor import examine, print_findings
 from gas.cli.graphs import model_arguments
 from gas.cli.parser import MISSING, MODEL_NAMES
+from gas.cli.report import describe_machine, machine
 from gas.cli.results import write_table
 from gas.cli.runs import load_run
 from gas.cli.settings import Choice, Settings
 from gas.datasets import import_graph
-from gas.native import replace_file
+from gas.native import check_integer, replace_file, write_json
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -134,6 +137,49 @@ def plan(
     print(gas.plan(data, made, memory))
 
 
+def bench(
+    graph: str,
+    /,
+    model: Choice[str, MODEL_NAMES] = "gcn",
+    memory: str | None = None,
+    num_layers: int | None = None,
+    hidden_channels: int | None = None,
+    num_parts: int | None = None,
+    batch_size: int | None = None,
+    repeats: int = 7,
+    json: Path | None = None,
+    root: str = "data",
+) -> None:
+    """Measure an epoch of training here: full batch, histories, mini-batches without histories.
+
+    On the CPU; epochs of all are measured in turn.
+
+    Args:
+        graph: A data set by name, or the path of tables or of a graph folder.
+        model: The model.
+        memory: The memory limit of the process, such as 6GB. Without it, what is free.
+        num_layers: Its number of layers.
+        hidden_channels: The width of its layers.
+        num_parts: The number of parts. Without it, what gas plan recommends.
+        batch_size: Parts per mini-batch. Without it, what gas plan recommends.
+        repeats: The number of measured epochs of each.
+        json: The file to write all numbers into.
+        root: The folder of PyG's data sets.
+    """
+    check_integer("--repeats", repeats, 1)
+    data, _, out_channels = gas.get_data(root, graph)
+    shape = {"num_layers": num_layers, "hidden_channels": hidden_channels}
+    parts = {"num_parts": num_parts, "batch_size": batch_size}
+    settings = Settings.default(model).replace(**shape, **parts)
+    found = Bench(data, out_channels, model, settings, memory)
+    measured, described = summarise(found.measure(repeats)), machine()
+    print(f"{model} {dict(settings.architecture)} on {graph}: {data.num_nodes:,} nodes, ", end="")
+    print(f"{data.num_edges:,} edges; {describe_machine(described)}\n\n{found}\n\n{show(measured)}")
+    if json is not None:
+        about = {"graph": graph, "model": model, "settings": dataclasses.asdict(settings)}
+        write_json(json, {**about, **found.summary(), **measured, "machine": described})
+
+
 def predict(
     run: Path,
     /,
@@ -197,6 +243,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "import": import_tables,
     "partition": partition,
     "plan": plan,
+    "bench": bench,
     "predict": predict,
     "verify": verify,
     "report": report,
