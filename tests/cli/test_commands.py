@@ -319,6 +319,19 @@ def test_doctor_names_versions_and_cures(capsys, monkeypatch):
     assert "-> everything is slower: pip install ." in capsys.readouterr().out
 
 
+def test_the_graph_stands_first_in_every_command(tmp_path, capsys):
+    tables = write_tables(tmp_path / "tables")
+    main(["train", str(tables), "--undirected", "--epochs", "1", "--out", str(tmp_path / "run")])
+    assert (tmp_path / "run/metrics.json").exists()
+    with open(tables / "edges.csv") as file:
+        lines = file.read().replace("source,target", "payer,target", 1)
+    (tables / "edges.csv").write_text(lines)
+    main(["plan", str(tables), "--undirected", "--columns", "source=payer"])
+    capsys.readouterr()
+    main(["--version"])
+    assert capsys.readouterr().out.strip() == gas.__version__
+
+
 def test_errors_are_one_line():
     with pytest.raises(SystemExit, match="gas verify: error: 'folder' is 'nowhere', which has no"):
         main(["verify", "nowhere"])
