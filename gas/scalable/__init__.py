@@ -15,7 +15,7 @@ from gas.scalable.distributed.distribute import Distributed, distribute
 from gas.scalable.distributed.ranks import ModelRanks, Traffic
 from gas.scalable.hetero.convert import to_hetero_model
 from gas.scalable.hetero.model import HeteroModel
-from gas.scalable.inference import compute_dtype
+from gas.scalable.inference import compute_dtype, refresh_and_predict
 from gas.scalable.memory import SavedTensors, activation_bytes, preserve_state, run_forward
 from gas.scalable.model import ScalableGNN
 from gas.scalable.node_predictor import (
@@ -67,6 +67,7 @@ __all__ = [
     "collect_kwargs",
     "preserve_modes",
     "read_ahead",
+    "refresh_and_predict",
     "run_forward",
     "set_banks",
     "start_pulls",

@@ -166,7 +166,11 @@ def fill_layers(
 
 @contextlib.contextmanager
 def _fill_histories(
-    model: BatchModel, loader: Iterable[SubData], training: bool, log: bool = False
+    model: BatchModel,
+    loader: Iterable[SubData],
+    training: bool,
+    log: bool = False,
+    as_evaluation: bool = False,
 ) -> Iterator[tuple[Callable[[int], SweepOutputs], GraphNorms]]:
     """Fill all histories of a model, layer by layer, and give what is left to do in this context.
 
@@ -177,6 +181,7 @@ def _fill_histories(
         loader: Its mini-batches.
         training: See :class:`gas.scalable.norms.GraphNorms`.
         log: Report progress on standard error.
+        as_evaluation: See :class:`gas.scalable.norms.GraphNorms`.
 
     Yields:
         A function that runs a sweep for a layer, the last of which computes the outputs; and the
@@ -202,7 +207,8 @@ def _fill_histories(
         )
     num_own = model.num_nodes if shard is None else shard.num_own
     loader = _CompleteLoader(plain_loader(loader), num_own)
-    norms = GraphNorms(model, None if ranks is None or shard is None else ranks.group, training)
+    group = None if ranks is None or shard is None else ranks.group
+    norms = GraphNorms(model, group, training, as_evaluation)
 
     def context(batch: SubData, layer: int = 0) -> contextlib.AbstractContextManager[None]:
         is_whole = shard is None and batch.batch_size == model.num_nodes
@@ -254,6 +260,24 @@ def refresh(
         gathered.write()
     if not gathered:
         mark_exact(model, getattr(loader, "data", None))
+
+
+@torch.no_grad()
+def refresh_and_predict(model: BatchModel, loader: Iterable[SubData]) -> Tensor:
+    """Set the running statistics of norms in training mode, and compute every node's output.
+
+    It is :func:`refresh`, and :func:`run_inference` in evaluation mode, but computes most layers
+    once less.
+
+    Returns:
+        Of shape ``[num_nodes, out_channels]``, in the order of the loader.
+    """
+    with _fill_histories(model, loader, training=True, as_evaluation=True) as (sweep, gathered):
+        out = assemble(sweep(len(model.histories)), model.num_nodes)
+        if gathered.write():
+            mark_exact(model, getattr(loader, "data", None))
+            return out
+    return run_inference(model, loader)
 
 
 def loader_of(graph: Any, batch_size: int | None, options: Mapping[str, Any], call: str) -> Any:

@@ -111,10 +111,16 @@ class GraphNorms:
         group: The ranks whose mini-batches make up the graph. (default: one process)
         training: Use batch statistics for norms in training mode; ``False`` uses their running
             statistics. (default: ``True``)
+        as_evaluation: Normalise as evaluation mode does by the running statistics to be set, whose
+            variance is unbiased. (default: ``False``, as training mode does)
     """
 
     def __init__(
-        self, model: torch.nn.Module, group: Group | None = None, training: bool = True
+        self,
+        model: torch.nn.Module,
+        group: Group | None = None,
+        training: bool = True,
+        as_evaluation: bool = False,
     ) -> None:
         self._norms: list[tuple[str, Any]] = [
             (name, norm) for name, norm in model.named_modules()
@@ -131,7 +137,7 @@ class GraphNorms:
                 )
         if training and not model.training:
             _warn_of_evaluation_mode(model)
-        self._group = group
+        self._group, self._as_evaluation = group, as_evaluation
         self._tracked = [training and is_tracked(norm) for _, norm in self._norms]
         # PyG's norms that use running statistics for a batch of one node.
         self._single_element_norms = [
@@ -220,7 +226,8 @@ class GraphNorms:
             self._finish()
         known = self._known[key]
         like = next((t for t in (norm.running_mean, norm.weight) if t is not None), x)
-        mean, var = (t.to(like.dtype) for t in (known.mean, known.squares / known.count))
+        count = known.count - int(self._as_evaluation and self._tracked[number])
+        mean, var = (t.to(like.dtype) for t in (known.mean, known.squares / count))
         return batch_norm(x, mean, var, norm.weight, norm.bias, eps=norm.eps)
 
     def _add_rows(self, key: Key, norm: Any, x: Tensor) -> None:
@@ -275,10 +282,13 @@ class GraphNorms:
         return next((t.device for t in tensors if t is not None), moments.values.device)
 
     @torch.no_grad()
-    def write(self) -> None:
+    def write(self) -> bool:
         """Set the running statistics, as one step of a full batch with momentum 1 does.
 
         A layer that repeats the computation of an earlier one doesn't count as another call.
+
+        Returns:
+            Whether each norm was called once, so that evaluation mode normalises by the same.
         """
         calls: dict[int, list[tuple[int, Moments]]] = {}
         for (layer, number, _), moments in self._known.items():
@@ -292,6 +302,7 @@ class GraphNorms:
                 norm.running_var.copy_(last.squares / (last.count - 1))
                 if norm.num_batches_tracked is not None:
                     norm.num_batches_tracked.add_(len(found))
+        return len(self._known) == len(calls)
 
 
 def is_tracked(module: torch.nn.Module) -> bool:

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from gas.graph import PERM, open_if_path, to_original_order
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import check_integer, report_progress
-from gas.scalable import ScalableGNN, is_tracked
+from gas.scalable import ScalableGNN, is_tracked, refresh_and_predict
 from gas.training.average import AveragedWeights, load_kept_weights, steps_per_epoch
 from gas.training.callbacks import Callback, CallbackList, check_metrics
 from gas.training.epochs import run_epochs
@@ -50,10 +50,11 @@ def fit(
         print(run.test_acc[run.best_epoch])
 
     The histories are filled before the first epoch and at the end. Every evaluation sets the
-    running statistics of batch norms to those of the whole graph, see
-    :meth:`gas.ScalableGNN.refresh`. Graphs of up to 20,000 nodes and 3 million edges are evaluated
-    as one batch; larger ones layer by layer, which also fills the histories. A graph of one part is
-    trained as a full batch, without histories. Use :func:`train_epoch` for a loop of your own.
+    running statistics of batch norms to those of the whole graph, as
+    :meth:`gas.ScalableGNN.refresh` does, and computes the outputs in the same inference. Graphs of
+    up to 20,000 nodes and 3 million edges are evaluated as one batch; larger ones layer by layer,
+    which also fills the histories. A graph of one part is trained as a full batch, without
+    histories. Use :func:`train_epoch` for a loop of your own.
 
     Args:
         model: The model.
@@ -161,13 +162,18 @@ def _evaluate(
     Evaluation of the whole graph at once leaves the histories as they are; layer by layer, it fills
     them.
     """
-    if full is None:
-        if has_norms:
-            model.train().refresh(inference, log=False)
-        return model.eval().predict(inference, log=False)
     if has_norms:
-        full.refresh(model.train(), fill=False)
-    return to_original_order(inference.data, full(model.eval()).cpu())
+        model.train()
+        if full is None:
+            out = refresh_and_predict(model, inference)
+        else:
+            out = full.refresh_and_predict(model)
+        model.eval()
+    elif full is None:
+        return model.eval().predict(inference, log=False)
+    else:
+        out = full(model.eval())
+    return to_original_order(inference.data, out.cpu())
 
 
 def _check(

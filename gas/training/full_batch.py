@@ -73,6 +73,20 @@ class FullBatch:
                 self(model, fill)
             norms.write()
 
+    @torch.no_grad()
+    def refresh_and_predict(self, model: ScalableGNN) -> Tensor:
+        """Set running statistics of norms in training mode, and compute every node's output.
+
+        It is :meth:`refresh` and a forward pass in evaluation mode, in one pass where each norm is
+        called once. The histories stay as they are.
+        """
+        norms = GraphNorms(model, as_evaluation=True)
+        with preserve_modes(model):
+            model.eval()
+            with norms.install(), norms.watch_batch(is_whole=True):
+                out = self(model)
+            return out if norms.write() else self(model)
+
     def _check(self) -> None:
         """Refuse a graph that was changed in place."""
         if self._versions.has_changed():

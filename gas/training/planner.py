@@ -24,7 +24,7 @@ from gas.native import (
     resident_kinds,
 )
 from gas.scalable import ScalableGNN, activation_bytes
-from gas.training.choice import ORDER, Plan, make_plan, no_fit_error
+from gas.training.choice import Plan, choose_candidate, make_plan, no_fit_error
 from gas.training.cost import Candidate, Predictor, Sample, Store, bound_bytes
 from gas.training.full_batch import fits_one_batch
 from gas.training.measure import BatchCosts, Shape, measure, release_freed_memory
@@ -62,7 +62,8 @@ def plan(
     read more rows, which are staler. The time of an epoch is measured here. The epochs that each
     number of steps needs were measured on another graph (``benchmarks/time_to_accuracy.py``), and
     may be twice or half as many on yours. A single part, which :func:`gas.fit` trains as a full
-    batch, is among the candidates.
+    batch, is among the candidates; it is chosen where it fits, unless histories are expected to
+    take at most half its time.
 
     The graph is cut once, and some mini-batches of different sizes are run forward and backward.
     The costs of others are estimated from their nodes, halo and edges. The graph, the model, its
@@ -152,7 +153,7 @@ def plan(
         seen += [_add_release_time(one, limit) for one in found]
         fit = [one for one in seen[-len(found) :] if one.peak_bytes <= limit]
         if fit:
-            return make_plan(min(fit, key=ORDER), seen, limit, codecs[0].name)
+            return make_plan(choose_candidate(fit), seen, limit, codecs[0].name)
     raise no_fit_error(seen, limit)
 
 

@@ -11,7 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from user_models import SAGE, SquareSAGE
 
 import gas
+from gas.scalable import refresh_and_predict
 from gas.scalable.norms import Moments
+from gas.training import FullBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:A history was read before it was filled")
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
@@ -307,3 +309,41 @@ def test_moments_are_taken_of_blocks(shape, monkeypatch):
         blocks = Moments.of(x, shape[1])
     torch.testing.assert_close(blocks.values, whole.values, rtol=1e-12, atol=0)
     assert largest.found <= max(800, 8 * (1 + 2 * shape[1]))
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("cls", [pyg.GraphSAGE, pyg.GCN, SAGE, Shared])
+def test_outputs_with_new_statistics_in_one_inference(cls, is_whole):
+    """The outputs are those of evaluation mode, and layers are computed once less."""
+    data = double_graph()
+    if cls is SAGE:
+        model = SAGE(60, 5, 3, dtype=torch.float64).double()
+    else:
+        model = Shared() if cls is Shared else converted(cls, data)
+    graph = gas.cluster(data, 6, model=model, log=False)
+    whole, loader = FullBatch(graph), gas.EvalSubgraphLoader(graph, batch_size=2, log=False)
+    seen = []
+    layer = next(each for each in model.modules() if isinstance(each, pyg.MessagePassing))
+    layer.register_forward_hook(lambda *_: seen.append(1))
+    twin, modes = copy.deepcopy(model), [module.training for module in model.modules()]
+    if is_whole:
+        out = whole.refresh_and_predict(model)
+        assert sum(seen) == 1 + (cls is Shared)
+        whole.refresh(twin)
+    else:
+        out = refresh_and_predict(model, loader)
+        twin.refresh(loader, log=False)
+    assert [module.training for module in model.modules()] == modes
+    for norm, other in zip(norms_of(model), norms_of(twin), strict=True):
+        assert norm.num_batches_tracked == other.num_batches_tracked > 0
+        close = {"rtol": 0.2, "atol": 0.05}  # Of 60 rows: the variance is divided by 59, not 60.
+        torch.testing.assert_close(norm.running_var, other.running_var, **close)
+    if is_whole:
+        with torch.no_grad():
+            assert torch.equal(out, whole(model.eval()))
+    else:
+        assert gas.scalable.is_exact(model, graph)
+        histories = [history.emb.clone() for history in model.histories]
+        assert torch.equal(out, model.eval()(loader=loader))
+        for mine, then in zip(histories, model.histories, strict=True):
+            assert torch.equal(mine, then.emb)
