@@ -208,7 +208,7 @@ class Experiment(Setup):
         """Measure the time of some more steps by phase, of at most a tenth of those trained."""
         if trained < 10:
             return
-        progress, most = Progress(), int(min(max(1, trained / 50), MOST_PROFILED))
+        progress, most = Progress(), int(min(max(1, trained / 100), MOST_PROFILED))
         with gas.profile(model) as found:
             epoch(max_steps=most, progress=progress, on_step=None)
         self.phases = {**found.summary(), "steps": progress.steps}

@@ -101,22 +101,36 @@ class Setup:
             self._adopt_parts(data, inductive)
         data = self._to_supported(data, check)
         self.plan: Plan | None = None
+        check_integer("micro_batches", micro_batches, 1)
+        self.micro_batches = micro_batches
+        if memory is not None:
+            is_augmented = augment is not None
+            check_predictable(memory, full_batch, memory_budget, is_augmented, inductive)
         with PeakMemory() as self.peak_before:  # Of planning and preparing, before training.
-            if memory is not None:
-                inputs = memory, self.full_batch, memory_budget, augment is not None, inductive
-                check_predictable(*inputs)
-            if memory is not None and not is_mapped:
-                self.plan = self._plan(data, memory, layout, partition)
-                chosen = {"num_parts": self.plan.num_parts, "batch_size": self.plan.batch_size}
-                self.settings, micro_batches = settings.replace(**chosen), self.plan.micro_batches
-            check_integer("micro_batches", micro_batches, 1)
-            self.micro_batches = micro_batches
-            self.graph, self.eval_graph = self._prepare(data, inductive, layout, partition)
-            if memory is not None and is_mapped:
-                self._fit_memory(bytes_of("memory", memory))
-                self.graph, self.eval_graph = self._prepare(data, inductive, layout, partition)
+            self._prepare_within(data, memory, is_mapped, inductive, layout, partition)
         self.data = self.eval_graph.data
         self.metric = settings.metric or metric_of(self.data.y)
+
+    def _prepare_within(
+        self,
+        data: Data,
+        memory: int | str | None,
+        is_mapped: bool,
+        inductive: bool,
+        layout: str,
+        partition: str,
+    ) -> None:
+        """Prepare the graph, with mini-batches and histories that fit the memory, if given."""
+        prepare = partial(self._prepare, data, inductive, layout, partition)
+        if memory is not None and not is_mapped:
+            self.plan = self._plan(data, memory, layout, partition)
+            chosen = {"num_parts": self.plan.num_parts, "batch_size": self.plan.batch_size}
+            self.settings = self.settings.replace(**chosen)
+            self.micro_batches = self.plan.micro_batches
+        self.graph, self.eval_graph = prepare()
+        if memory is not None and is_mapped:
+            self._fit_memory(bytes_of("memory", memory))
+            self.graph, self.eval_graph = prepare()
 
     def _adopt_parts(self, data: Data, inductive: bool) -> None:
         """Take the parts of a mapped graph, and refuse options that need a graph in memory."""

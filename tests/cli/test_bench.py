@@ -17,7 +17,7 @@ pytestmark = pytest.mark.requires("tyro")
 NAMES = [FULL, HISTORIES, STILL, DROPPED]
 
 
-def make(num_nodes=600, memory=None, model="sage", **changes):
+def make(num_nodes=300, memory=None, model="sage", **changes):
     data, _, out_channels = gas.get_data("data", f"planted:{num_nodes}")
     settings = Settings.default(model).replace(hidden_channels=8, **changes)
     return Bench(data, out_channels, model, settings, memory, log=False)
@@ -25,7 +25,7 @@ def make(num_nodes=600, memory=None, model="sage", **changes):
 
 def test_all_contenders_are_measured(tmp_path, capsys):
     options = ["--repeats", "2", "--num-parts", "8", "--batch-size", "2", "--model", "gcn"]
-    main(["bench", "planted:600", *options, "--json", str(tmp_path / "found.json")])
+    main(["bench", "planted:300", *options, "--json", str(tmp_path / "found.json")])
     text = capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
     assert list(found["contenders"]) == NAMES
@@ -61,7 +61,7 @@ def test_batches_are_the_same_but_for_edges_between_them():
 
 
 def test_what_cannot_run_says_why(capsys):
-    main(["bench", "planted:600", "--num-parts", "4", "--batch-size", "4", "--repeats", "1"])
+    main(["bench", "planted:300", "--num-parts", "4", "--batch-size", "4", "--repeats", "1"])
     text = capsys.readouterr().out
     assert "histories" in text
     assert text.count("not measured: there is one mini-batch, which is the full batch") == 3

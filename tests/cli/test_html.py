@@ -83,7 +83,7 @@ def test_staleness_is_that_of_each_layer(folders):
 
 def test_time_by_phase_is_that_of_a_step(folders, tmp_path):
     phases = json.loads((folders[0] / "metrics.json").read_text())["phases"]
-    assert phases["steps"] == 1  # A fiftieth of those that were trained, and at least one.
+    assert phases["steps"] == 1  # A hundredth of those that were trained, and at least one.
     assert sum(phases["seconds"].values()) == pytest.approx(phases["wall"])
     assert {"products", "dense layers", "pushes"} <= set(phases["seconds"])
     text, page = read(gas.report(*folders, out=tmp_path / "both.html"))
