@@ -85,8 +85,9 @@ def test_a_run_predicts_what_it_has_written(trained):
         ("--model", "pna"),
         ("--model", "gcn", "--feature-dtype", "int8", "--runs", "2"),
         ("--model", "gat", "--sparse-features", "--full-batch"),
+        ("--model", "sage", "--inductive", "--runs", "2"),
     ],
-    ids=["degrees", "int8 features", "sparse features"],
+    ids=["degrees", "int8 features", "sparse features", "inductive"],
 )
 def test_other_runs_predict_what_they_have_written(tmp_path, options):
     train(write_tables(tmp_path / "tables"), tmp_path / "run", *options)

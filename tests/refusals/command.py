@@ -107,7 +107,15 @@ def without_room(t):
     run(t, "plan", "graph")
 
 
+def inductive(t):
+    """Train inductively on a graph with several splits."""
+    data, _, out_channels = gas.get_data("data", "planted:60", split="all")
+    settings = gas.cli.Settings.default("sage")
+    gas.cli.Experiment(data, out_channels, "sage", settings, inductive=True, log=False)
+
+
 CASES = {
+    "Experiment, inductive with several splits": inductive,
     "Experiment, a mapped graph in too little memory": lambda t: limited(t, 1000),
     "Experiment, mini-batches in too little memory": lambda t: limited(t, 250_000),
     "gas plan, a graph folder larger than memory": without_room,
