@@ -18,7 +18,7 @@ from gas.cli.checkpoints import Checkpoints, describe_run
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.cli.setup import Setup
 from gas.native import PeakMemory
-from gas.scalable import free_buffers, is_tracked
+from gas.scalable import free_buffers, is_tracked, refresh_and_predict
 from gas.training import (
     AveragedWeights,
     Progress,
@@ -308,16 +308,26 @@ class Experiment(Setup):
         fills = self._refreshes_by_evaluating and self.refresh == self.evaluation
         refreshes = self.refresh != "none"
         model.train()
-        if not self.full_batch and any(is_tracked(module) for module in model.modules()):
-            self._refresh(model, None if refreshes else evaluator)
-            refreshes = False
-        model.eval()
-        if self.evaluation == "full" and self.eval_graph.whole is not None:
-            out = self.eval_graph.whole(model, fill=fills)
+        has_norms = not self.full_batch and any(is_tracked(module) for module in model.modules())
+        is_alike = self.refresh in ("none", self.evaluation) and self.eval_graph is self.graph
+        whole = self.eval_graph.whole if self.evaluation == "full" else None
+        if has_norms and is_alike:  # One inference does both.
+            if whole is not None:
+                out = whole.refresh_and_predict(model, fills)
+            else:
+                assert self.graph.inference is not None
+                out = refresh_and_predict(evaluator, self.graph.inference)
+            model.eval()
         else:
-            out = evaluator(loader=self.eval_graph.inference)
-        if refreshes and not fills:
-            self._refresh(model)
+            if has_norms:
+                self._refresh(model, None if refreshes else evaluator)
+            model.eval()
+            if whole is not None:
+                out = whole(model, fill=fills)
+            else:
+                out = evaluator(loader=self.eval_graph.inference)
+            if refreshes and not fills and not has_norms:
+                self._refresh(model)
         for one in (model, evaluator):
             free_buffers(one)  # Training pulls batches of other sizes.
         return out

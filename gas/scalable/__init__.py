@@ -25,7 +25,7 @@ from gas.scalable.node_predictor import (
     mark_exact,
     state_fingerprint,
 )
-from gas.scalable.norms import GraphNorms, is_tracked
+from gas.scalable.norms import GraphNorms, has_many_nodes, is_tracked
 from gas.scalable.one_batch import OneBatch
 from gas.scalable.pack import is_packed, pack_rows
 from gas.scalable.prefetch import PrefetchLoader
@@ -56,6 +56,7 @@ __all__ = [
     "emb_device",
     "free_buffers",
     "graph_of",
+    "has_many_nodes",
     "idle_bytes",
     "is_exact",
     "is_packed",

@@ -22,7 +22,7 @@ from gas.scalable.call import BatchModel, Call, StopForward, run_call
 from gas.scalable.checks import adjacency, check_graph, collect_kwargs
 from gas.scalable.distributed.ranks import one_shard_error
 from gas.scalable.node_predictor import mark_exact, unwrap_prefetch
-from gas.scalable.norms import GraphNorms
+from gas.scalable.norms import GraphNorms, has_many_nodes
 
 # Each batch with its output, or None if its forward pass ended before.
 SweepOutputs = Iterator[tuple[SubData, Tensor | None]]
@@ -266,12 +266,15 @@ def refresh(
 def refresh_and_predict(model: BatchModel, loader: Iterable[SubData]) -> Tensor:
     """Set the running statistics of norms in training mode, and compute every node's output.
 
-    It is :func:`refresh`, and :func:`run_inference` in evaluation mode, but computes most layers
-    once less.
+    It is :func:`refresh`, and :func:`run_inference` in evaluation mode. For many nodes, most layers
+    are computed once less: norms behind the first gather statistics of what evaluation mode gives.
 
     Returns:
         Of shape ``[num_nodes, out_channels]``, in the order of the loader.
     """
+    if not has_many_nodes(model.num_nodes):
+        refresh(model, loader)
+        return run_inference(model, loader)
     with _fill_histories(model, loader, training=True, as_evaluation=True) as (sweep, gathered):
         out = assemble(sweep(len(model.histories)), model.num_nodes)
         if gathered.write():

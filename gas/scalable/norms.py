@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gas.scalable.distributed import Group
 
 BLOCK = 1 << 20  # Elements that are converted to float64 at once.
+# From so many nodes on, variances over N and over N - 1 nodes are taken as equal: training mode
+# normalises by the first, evaluation mode by the second.
+MANY_NODES = 10_000
 Key = tuple[int, int, int]  # The layer computed alone (or 0), the norm, and its call.
 
 
@@ -303,6 +306,11 @@ class GraphNorms:
                 if norm.num_batches_tracked is not None:
                     norm.num_batches_tracked.add_(len(found))
         return len(self._known) == len(calls)
+
+
+def has_many_nodes(num_nodes: int) -> bool:
+    """Return whether variances over ``N`` and over ``N - 1`` nodes are taken as equal."""
+    return num_nodes >= MANY_NODES
 
 
 def is_tracked(module: torch.nn.Module) -> bool:

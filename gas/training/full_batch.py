@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from gas.graph import Versions, with_csr_features
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, tensors
-from gas.scalable import GraphNorms, ScalableGNN, preserve_modes
+from gas.scalable import GraphNorms, ScalableGNN, has_many_nodes, preserve_modes
 
 MOST_NODES, MOST_EDGES = 20_000, 3_000_000
 
@@ -74,18 +74,27 @@ class FullBatch:
             norms.write()
 
     @torch.no_grad()
-    def refresh_and_predict(self, model: ScalableGNN) -> Tensor:
+    def refresh_and_predict(self, model: ScalableGNN, fill: bool = False) -> Tensor:
         """Set running statistics of norms in training mode, and compute every node's output.
 
-        It is :meth:`refresh` and a forward pass in evaluation mode, in one pass where each norm is
-        called once. The histories stay as they are.
+        It is :meth:`refresh` and a forward pass in evaluation mode; for many nodes, in one pass
+        where each norm is called once: those behind the first gather statistics of what evaluation
+        mode gives.
+
+        Args:
+            model: The model.
+            fill: Fill the histories. (default: ``False``)
         """
+        if not has_many_nodes(model.num_nodes):
+            self.refresh(model, fill=False)
+            with preserve_modes(model):
+                return self(model.eval(), fill)
         norms = GraphNorms(model, as_evaluation=True)
         with preserve_modes(model):
             model.eval()
             with norms.install(), norms.watch_batch(is_whole=True):
-                out = self(model)
-            return out if norms.write() else self(model)
+                out = self(model, fill)
+            return out if norms.write() else self(model, fill)
 
     def _check(self) -> None:
         """Refuse a graph that was changed in place."""

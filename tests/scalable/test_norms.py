@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -313,8 +314,9 @@ def test_moments_are_taken_of_blocks(shape, monkeypatch):
 
 @pytest.mark.parametrize("is_whole", [False, True])
 @pytest.mark.parametrize("cls", [pyg.GraphSAGE, pyg.GCN, SAGE, Shared])
-def test_outputs_with_new_statistics_in_one_inference(cls, is_whole):
+def test_outputs_with_new_statistics_in_one_inference(cls, is_whole, monkeypatch):
     """The outputs are those of evaluation mode, and layers are computed once less."""
+    monkeypatch.setattr("gas.scalable.norms.MANY_NODES", 60)
     data = double_graph()
     if cls is SAGE:
         model = SAGE(60, 5, 3, dtype=torch.float64).double()
@@ -347,3 +349,19 @@ def test_outputs_with_new_statistics_in_one_inference(cls, is_whole):
         assert torch.equal(out, model.eval()(loader=loader))
         for mine, then in zip(histories, model.histories, strict=True):
             assert torch.equal(mine, then.emb)
+
+
+def test_outputs_with_new_statistics_of_few_nodes():
+    """The statistics are those of one step in training mode, to the last digit."""
+    data = double_graph()
+    model = converted(pyg.GraphSAGE, data)
+    graph = gas.cluster(data, 6, model=model, log=False)
+    whole, loader = FullBatch(graph), gas.EvalSubgraphLoader(graph, batch_size=2, log=False)
+    twin = copy.deepcopy(model)
+    twin.refresh(loader, log=False)
+    for get_outputs in (partial(refresh_and_predict, loader=loader), whole.refresh_and_predict):
+        out = get_outputs(model)
+        for mine, other in zip(norms_of(model), norms_of(twin), strict=True):
+            torch.testing.assert_close(mine.running_mean, other.running_mean, **CLOSE)
+            torch.testing.assert_close(mine.running_var, other.running_var, **CLOSE)
+        torch.testing.assert_close(out, twin.eval()(loader=loader))
