@@ -13,7 +13,7 @@ from gas.cli.setup import Setup
 from gas.graph import layout_of
 from gas.history import Packing, TableStore
 from gas.native import idle_bytes
-from gas.training import MemoryAccount, batch_bytes, release_freed_memory
+from gas.training import MemoryAccount, Run, batch_bytes, release_freed_memory
 
 
 def measure_memory(
@@ -22,7 +22,7 @@ def measure_memory(
     evaluator: ScalableGNN,
     optimizer: torch.optim.Optimizer,
     libraries: int,
-    outputs: Iterable[Tensor] = (),
+    run: Run,
 ) -> MemoryAccount:
     """Measure the memory of an experiment in training, at the end of its largest batch.
 
@@ -32,7 +32,7 @@ def measure_memory(
         evaluator: The model that evaluates, ``model`` itself or one with histories of its own.
         optimizer: The optimizer.
         libraries: The resident bytes before the graph was loaded.
-        outputs: The outputs of evaluations that are kept.
+        run: The run, whose outputs of the best epoch may be kept.
     """
     freed = release_freed_memory()  # First, because the rest allocates.
     account = MemoryAccount()
@@ -61,7 +61,7 @@ def measure_memory(
     account.enter("parameters and optimizer", gradients)
     states = (value for state in optimizer.state.values() for value in state.values())
     account.enter("parameters and optimizer", states)
-    account.enter("outputs", outputs)
+    account.enter("outputs", [] if run.best is None else [run.best.out])
     _enter_batch(account, experiment, model, freed)
     return account
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
@@ -11,15 +12,17 @@ from typing import IO, Any
 
 import gas
 from gas.cli import command, html
+from gas.cli.bench import Bench, show, summarise
 from gas.cli.choices import MODELS
 from gas.cli.doctor import examine, print_findings
-from gas.cli.graphs import model_arguments
+from gas.cli.graphs import check_folder_fits, model_arguments
 from gas.cli.parser import MISSING, MODEL_NAMES
+from gas.cli.report import describe_machine, machine
 from gas.cli.results import write_table
 from gas.cli.runs import load_run
 from gas.cli.settings import Choice, Settings
 from gas.datasets import import_graph
-from gas.native import replace_file
+from gas.native import check_integer, replace_file, write_json
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,7 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["train"]:
+        if given[1:] and not given[1].startswith("-"):
+            given.insert(1, "--dataset")  # The graph stands first, as in other commands.
         command.main(arguments=given[1:], prog="gas train")
+        return
+    if given == ["--version"]:
+        print(gas.__version__)
         return
     if importlib.util.find_spec("tyro") is None:
         sys.exit(f"gas: error: {MISSING}")
@@ -77,10 +85,7 @@ def import_tables(
         dtype: The type of stored features, such as bfloat16 or int8.
         memory: The memory for reading and sorting.
     """
-    pairs = [each.partition("=") for each in columns]
-    if not all(equals for _, equals, _ in pairs):
-        raise ValueError("--columns expects ROLE=NAME, such as source=payer")
-    names = {role: name for role, _, name in pairs}
+    names = _split_columns(columns)
     print(
         import_graph(source, out, undirected=undirected, columns=names, dtype=dtype, memory=memory)
     )
@@ -115,6 +120,8 @@ def plan(
     memory: str | None = None,
     num_layers: int | None = None,
     hidden_channels: int | None = None,
+    undirected: bool = False,
+    columns: tuple[str, ...] = (),
     root: str = "data",
 ) -> None:
     """Recommend the number of parts, the batch size and the place of histories, with reasons.
@@ -125,13 +132,66 @@ def plan(
         memory: The memory limit of the process, such as 6GB. Without it, what is free.
         num_layers: Its number of layers.
         hidden_channels: The width of its layers.
+        undirected: Add the reverse of each edge that lacks it.
+        columns: Names of columns, ROLE=NAME, such as source=payer.
         root: The folder of PyG's data sets.
     """
-    data, in_channels, out_channels = gas.get_data(root, graph)
+    check_folder_fits(graph, "gas plan")
+    tables: dict[str, Any] = {"undirected": undirected, "columns": _split_columns(columns)}
+    data, in_channels, out_channels = gas.get_data(root, graph, **tables)
     shape = {"num_layers": num_layers, "hidden_channels": hidden_channels}
     arguments = model_arguments(Settings.default(model).replace(**shape).architecture, data)
     made = MODELS[model](data.num_nodes, in_channels, out_channels=out_channels, **arguments)
     print(gas.plan(data, made, memory))
+
+
+def bench(
+    graph: str,
+    /,
+    model: Choice[str, MODEL_NAMES] = "gcn",
+    memory: str | None = None,
+    num_layers: int | None = None,
+    hidden_channels: int | None = None,
+    num_parts: int | None = None,
+    batch_size: int | None = None,
+    repeats: int = 7,
+    json: Path | None = None,
+    undirected: bool = False,
+    columns: tuple[str, ...] = (),
+    root: str = "data",
+) -> None:
+    """Measure an epoch of training here: full batch, histories, mini-batches without histories.
+
+    On the CPU; epochs of all are measured in turn.
+
+    Args:
+        graph: A data set by name, or the path of tables or of a graph folder.
+        model: The model.
+        memory: The memory limit of the process, such as 6GB. Without it, what is free.
+        num_layers: Its number of layers.
+        hidden_channels: The width of its layers.
+        num_parts: The number of parts. Without it, what gas plan recommends.
+        batch_size: Parts per mini-batch. Without it, what gas plan recommends.
+        repeats: The number of measured epochs of each.
+        json: The file to write all numbers into.
+        undirected: Add the reverse of each edge that lacks it.
+        columns: Names of columns, ROLE=NAME, such as source=payer.
+        root: The folder of PyG's data sets.
+    """
+    check_integer("--repeats", repeats, 1)
+    check_folder_fits(graph, "gas bench")
+    tables: dict[str, Any] = {"undirected": undirected, "columns": _split_columns(columns)}
+    data, _, out_channels = gas.get_data(root, graph, **tables)
+    shape = {"num_layers": num_layers, "hidden_channels": hidden_channels}
+    parts = {"num_parts": num_parts, "batch_size": batch_size}
+    settings = Settings.default(model).replace(**shape, **parts)
+    found = Bench(data, out_channels, model, settings, memory)
+    measured, described = summarise(found.measure(repeats)), machine()
+    print(f"{model} {dict(settings.architecture)} on {graph}: {data.num_nodes:,} nodes, ", end="")
+    print(f"{data.num_edges:,} edges; {describe_machine(described)}\n\n{found}\n\n{show(measured)}")
+    if json is not None:
+        about = {"graph": graph, "model": model, "settings": dataclasses.asdict(settings)}
+        write_json(json, {**about, **found.summary(), **measured, "machine": described})
 
 
 def predict(
@@ -197,11 +257,20 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "import": import_tables,
     "partition": partition,
     "plan": plan,
+    "bench": bench,
     "predict": predict,
     "verify": verify,
     "report": report,
     "doctor": doctor,
 }
+
+
+def _split_columns(columns: Sequence[str]) -> dict[str, str]:
+    """Return the names of columns by their roles."""
+    pairs = [each.partition("=") for each in columns]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError("--columns expects ROLE=NAME, such as source=payer")
+    return {role: name for role, _, name in pairs}
 
 
 def _open(graph: str, root: str) -> Any:

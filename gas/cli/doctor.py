@@ -100,10 +100,10 @@ def print_findings(found: Iterator[Finding]) -> int:
     """Print findings, and return how many have a cure."""
     problems = 0
     for each in found:
-        print(f"{each.name:<20} {each.value}")
+        print(f"{each.name:<22} {each.value}")
         if each.cure:
             problems += 1
-            print(f"{'':<20} -> {each.cure}")
+            print(f"{'':<22} -> {each.cure}")
     print(
         f"\n{problems} problem{'s' * (problems != 1)} found" if problems else "\nNo problems found"
     )

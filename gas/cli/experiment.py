@@ -31,6 +31,8 @@ from gas.training import (
     train_epoch,
 )
 
+MOST_PROFILED = 4  # Steps whose time is measured by phase.
+
 
 class Experiment(Setup):
     """Train a model on a graph, with histories or in full batch, and evaluate it.
@@ -87,6 +89,9 @@ class Experiment(Setup):
         ValueError: If an argument is unusable, naming it.
     """
 
+    phases: dict[str, Any] | None = None
+    """Seconds of some steps by phase, see :func:`gas.profile`, after a run that keeps its model."""
+
     def run(
         self,
         seed: int,
@@ -102,7 +107,8 @@ class Experiment(Setup):
             seed: The seed of PyTorch's generator.
             split: Which split of the masks to use. (default: ``0``)
             on_epoch: Called after each epoch with the run so far.
-            keep: Keep the model and the outputs of the best epoch. (default: ``False``)
+            keep: Keep the model and the outputs of the best epoch, and measure the time of a few
+                more steps by phase, for ``phases``. (default: ``False``)
             run: Filled during training, so that it survives an interruption. (default: a new one)
             checkpoints: The schedule of checkpoints. (default: none)
         """
@@ -178,9 +184,8 @@ class Experiment(Setup):
                 augmentation.update_entropy(out)
             return out
 
-        warm_up = 0 if self.full_batch else settings.warm_up
         try:
-            with raise_rate(optimizer, warm_up, progress, steps):
+            with raise_rate(optimizer, 0 if self.full_batch else settings.warm_up, progress, steps):
                 run_epochs(
                     model, self.data, epoch, evaluate, settings.epochs, split, finish_epoch,
                     self.metric, self.patience, self.training.get("leave_cores", True), keep, run,
@@ -191,10 +196,22 @@ class Experiment(Setup):
         finally:
             if isinstance(augmentation, gas.MHAug):
                 run.chain = augmentation.statistics()._asdict()
+        _record_peaks(run, peak)  # Before more is computed to measure memory and time.
         if self.libraries is not None:
-            _record_peaks(run, peak)  # Before a batch is computed to measure its memory.
-            outputs = [] if run.best is None else [run.best.out]
-            run.memory = measure_memory(self, model, evaluator, optimizer, self.libraries, outputs)
+            run.memory = measure_memory(self, model, evaluator, optimizer, self.libraries, run)
+        if keep:
+            self._measure_phases(model, epoch, len(run) * steps)
+
+    def _measure_phases(
+        self, model: gas.ScalableGNN, epoch: Callable[..., float], trained: float
+    ) -> None:
+        """Measure the time of some more steps by phase, of at most a tenth of those trained."""
+        if trained < 10:
+            return
+        progress, most = Progress(), int(min(max(1, trained / 100), MOST_PROFILED))
+        with gas.profile(model) as found:
+            epoch(max_steps=most, progress=progress, on_step=None)
+        self.phases = {**found.summary(), "steps": progress.steps}
 
     def _make_optimizer(self, model: gas.models.LayeredGNN) -> torch.optim.Optimizer:
         settings = self.settings

@@ -25,7 +25,7 @@ from gas import (
 from gas.cli.settings import Settings
 from gas.graph import is_graph_folder, remove_edges, select_rows, with_edge_index
 from gas.history import is_encoded
-from gas.native import is_sparse
+from gas.native import free_memory, human, is_sparse
 from gas.training import FullBatch
 
 if TYPE_CHECKING:
@@ -47,6 +47,27 @@ class Graph(NamedTuple):
     arguments: dict[str, Any]  # Of the model; see :func:`model_arguments`.
     shown: str  # The graph as text, with its edges.
     partition: PartitionReport | None = None  # Of mini-batches.
+
+
+def check_folder_fits(path: str | Path, reader: str) -> None:
+    """Refuse to read a graph folder into memory that has no room for it.
+
+    Args:
+        path: The folder; other graphs are left alone.
+        reader: The option or the command that reads it.
+
+    Raises:
+        ValueError: Saying how many bytes it has.
+    """
+    if not Path(path).exists() or not is_graph_folder(path):
+        return
+    needed = sum(file.stat().st_size for file in Path(path).glob("*.npy"))
+    if needed > free_memory():
+        raise ValueError(
+            f"{reader} reads the graph folder {path} into memory, which takes "
+            f"{human(needed)}, but {human(free_memory())} are free: gas train without such options "
+            "leaves features on disk, and --memory limits what it takes"
+        )
 
 
 def prepare_graph(

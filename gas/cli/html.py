@@ -6,7 +6,7 @@ import importlib.util
 import io
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,11 @@ from gas.training import Run
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.html"
 NONE = "-"
+MOST_CURVES = 4  # Histories whose staleness is drawn as curves.
+PHASES = (
+    "A step of training, of some after the last epoch. The profiler slows small steps down. "
+    "Python is the rest: Python, dispatch and autograd."
+)
 
 
 class Figure(NamedTuple):
@@ -42,7 +47,7 @@ def report(
     *,
     out: str | Path | None = None,
 ) -> Path:
-    """Write the report of a run: curves, staleness, partition, memory, settings, machine.
+    """Write the report of a run: curves, staleness, time and memory, partition, settings, machine.
 
     ::
 
@@ -134,6 +139,7 @@ def _make_tables(found: Mapping[str, Any]) -> list[tuple[str, Table]]:
     held = "At the peak of training, as --memory-report accounts for it."
     return [
         ("Results", Table(head, collect(_results))),
+        ("Time by phase", Table(head, collect(_phases), note=PHASES)),
         ("Partition", Table(head, collect(_partition))),
         ("Memory by component", Table(head, collect(_memory), note=held)),
         ("Settings", Table(head, collect(_settings), compares)),
@@ -185,6 +191,25 @@ def _partition(found: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def _step_seconds(found: Mapping[str, Any]) -> dict[str, float]:
+    """Return the seconds of a step by phase, the longest first."""
+    phases = found.get("phases")
+    if not phases or not phases["steps"]:
+        return {}
+    seconds = sorted(phases["seconds"].items(), key=lambda one: -one[1])
+    return {name: value / phases["steps"] for name, value in seconds}
+
+
+def _phases(found: Mapping[str, Any]) -> dict[str, str]:
+    seconds = _step_seconds(found)
+    whole = sum(seconds.values()) or 1.0
+    rows = {
+        name: f"{1000 * value:.2f} ms, {100 * value / whole:.0f} %"
+        for name, value in seconds.items()
+    }
+    return rows and {**rows, "all": f"{1000 * whole:.2f} ms"}
+
+
 def _memory(found: Mapping[str, Any]) -> dict[str, str]:
     return {name: human(size) for name, size in found.get("memory", {}).items() if size}
 
@@ -220,22 +245,22 @@ def _draw_figures(found: Mapping[str, Any]) -> Any:
         "Training loss", "epoch", {name: _points(run["loss"]) for name, run in kept.items()}
     )
     scale = 100.0 if "%" in label else 1.0
-    splits = {"validation": "val_acc", "test": "test_acc"}
-    if len(found) == 1:
-        splits = {"training": "train_acc", **splits}
-    scores = {
-        " ".join([name] * (len(kept) > 1) + [split]): _points(run[key], scale=scale)
-        for split, key in splits.items()
-        for name, run in kept.items()
-    }
+    scores = {split: f"{split}_acc" for split in ("train", "val", "test")}
     by_time = {
         name: _points(run["val_acc"], list(itertools.accumulate(run["seconds"])), scale)
         for name, run in kept.items()
     }
     if len({each.get("metric") for each in found.values()}) == 1:
-        yield _draw_curves(f"Score: {label}", "epoch", scores, len(kept) if len(kept) > 1 else 0)
+        yield _draw_scores(f"Score: {label}", kept, scores, scale)
         title = f"Validation {label}, by time of training"
         yield _draw_curves(title, "seconds of training", by_time)
+    further = {name: {**run, **run.get("metrics", {})} for name, run in kept.items()}
+    for name in _further_metrics(kept.values()):
+        named = {split: f"{split}_{name}" for split in ("train", "val", "test")}
+        yield _draw_scores(f"Further metric: {name}", further, named)
+    rates = {name: _points(run["lr"]) for name, run in kept.items() if run.get("lr")}
+    if any(len(set(values)) > 1 for _, values in rates.values()):
+        yield _draw_curves("Learning rate", "epoch", rates)
     drift = {name: _points(run["drift"], scale=100.0) for name, run in kept.items() if run["drift"]}
     if any(math.isfinite(value) for _, values in drift.values() for value in values):
         yield _draw_curves("Staleness: how far stored rows move between pushes, %", "epoch", drift)
@@ -248,8 +273,11 @@ def _draw_figures(found: Mapping[str, Any]) -> Any:
             yield _draw_partition("Partition" + f" of {name}" * (len(kept) > 1), each["partition"])
     yield _draw_curves(
         "Time of each epoch, without evaluation, s", "epoch",
-        {name: _points(run["seconds"]) for name, run in kept.items()},
+        {name: _points(run["seconds"]) for name, run in kept.items()}, from_zero=True,
     )  # fmt: skip
+    phases = {name: seconds for name, each in found.items() if (seconds := _step_seconds(each))}
+    if phases:
+        yield _draw_phases(phases)
 
 
 def _points(
@@ -269,7 +297,13 @@ def _new_figure() -> tuple[Any, Any]:
     return figure, figure.add_subplot()
 
 
-def _draw_curves(title: str, along: str, curves: Mapping[str, Any], num_colors: int = 0) -> Figure:
+def _draw_curves(
+    title: str,
+    along: str,
+    curves: Mapping[str, Any],
+    num_colors: int = 0,
+    from_zero: bool = False,
+) -> Figure:
     """Draw curves; with ``num_colors``, later ones have the colors of the first, and dashes."""
     figure, axis = _new_figure()
     for number, (name, (places, values)) in enumerate(curves.items()):
@@ -280,21 +314,65 @@ def _draw_curves(title: str, along: str, curves: Mapping[str, Any], num_colors: 
             linestyle="--" if is_later else "-",
         )  # fmt: skip
     axis.set(title=title, xlabel=along)
+    if from_zero:
+        axis.set_ylim(0, 1.1 * max(axis.get_ylim()[1], 1e-9))
     axis.grid(alpha=0.3)
     if len(curves) > 1:
         axis.legend(fontsize=9)
     return Figure(title, _to_svg(figure))
 
 
+def _draw_scores(
+    title: str, kept: Mapping[str, Any], keys: Mapping[str, str], scale: float = 1.0
+) -> Figure:
+    """Draw the curves of the splits; of several runs, those of validation and test alone."""
+    several = len(kept) > 1
+    names = {"train": "training", "val": "validation", "test": "test"}
+    curves = {
+        " ".join([run] * several + [names[split]]): _points(one[key], scale=scale)
+        for split, key in keys.items()
+        for run, one in kept.items()
+        if one.get(key) and not (several and split == "train")
+    }
+    return _draw_curves(title, "epoch", curves, len(kept) if several else 0)
+
+
+def _further_metrics(runs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of further metrics, without those of the splits before them."""
+    found = (key.partition("_")[2] for run in runs for key in run.get("metrics", {}))
+    return list(dict.fromkeys(found))
+
+
+def _draw_phases(phases: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Draw the milliseconds of a step by phase, a bar for each run."""
+    figure, axis = _new_figure()
+    names = list(dict.fromkeys(name for each in phases.values() for name in each))
+    height = 0.8 / len(phases)
+    for number, (run, seconds) in enumerate(phases.items()):
+        places = [row + (number - (len(phases) - 1) / 2) * height for row in range(len(names))]
+        values = [1000 * seconds.get(name, 0.0) for name in names]
+        axis.barh(places, values, height, label=run)
+    axis.set(title="Time of a step by phase, ms", yticks=range(len(names)), yticklabels=names)
+    axis.invert_yaxis()
+    axis.grid(alpha=0.3, axis="x")
+    if len(phases) > 1:
+        axis.legend(fontsize=9)
+    return Figure("Time of a step by phase", _to_svg(figure))
+
+
 def _draw_staleness(title: str, ages: Sequence[Sequence[float]]) -> Figure:
     """Draw the mean age of each history's rows over the epochs."""
-    figure, axis = _new_figure()
     rows = list(map(list, zip(*ages, strict=True)))
+    title = f"{title}: mean age of rows, in pushes"
+    if len(rows) <= MOST_CURVES:
+        curves = {f"history {number}": _points(row) for number, row in enumerate(rows)}
+        return _draw_curves(title, "epoch", curves, from_zero=True)
+    figure, axis = _new_figure()
     shown = axis.imshow(
         rows, aspect="auto", cmap="viridis", interpolation="nearest", vmin=0,
         extent=(0.5, len(ages) + 0.5, len(rows) - 0.5, -0.5),
     )  # fmt: skip
-    axis.set(title=f"{title}: mean age of rows, in pushes", xlabel="epoch", ylabel="history")
+    axis.set(title=title, xlabel="epoch", ylabel="history")
     axis.set_yticks(range(len(rows)))
     figure.colorbar(shown, ax=axis)
     return Figure(title, _to_svg(figure))

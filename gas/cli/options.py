@@ -23,7 +23,7 @@ from gas.cli import hetero
 from gas.cli.checkpoints import Checkpoints, parse_interval
 from gas.cli.choices import DENSE, MODELS, NORMALISED
 from gas.cli.experiment import Experiment
-from gas.cli.graphs import PARTS
+from gas.cli.graphs import PARTS, check_folder_fits
 from gas.cli.parser import NAMES, Options, parse
 from gas.cli.settings import Settings
 from gas.datasets import dataset_key, find_feature_names
@@ -255,7 +255,7 @@ def make_experiment(args: Options) -> Experiment:
         undirected=args.undirected,
         columns=args.column_names(),
         sparse_features=args.sparse_features is True,
-        split="all",
+        split=0 if args.inductive else "all",  # It trains on the nodes of one.
         in_place=is_mapped,
         log=True,
     )
@@ -298,10 +298,14 @@ def make_experiment(args: Options) -> Experiment:
 
 def _is_mapped(args: Options) -> bool:
     """Return whether the features of a graph folder stay there: some options need memory."""
-    needs_memory = ("full_batch", "inductive", "augment", "memory", "feature_dtype",
-                    "feature_store", "sparse_features")  # fmt: skip
-    in_memory = any(getattr(args, name) for name in needs_memory)
-    return not in_memory and Path(args.dataset).exists() and is_graph_folder(args.dataset)
+    if not Path(args.dataset).exists() or not is_graph_folder(args.dataset):
+        return False
+    needs_memory = ("full_batch", "inductive", "augment", "feature_dtype", "feature_store",
+                    "sparse_features")  # fmt: skip
+    given = next((name for name in needs_memory if getattr(args, name)), None)
+    if given is not None:
+        check_folder_fits(args.dataset, option_name(given))
+    return given is None
 
 
 def describe_graph(args: Options) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gas.native import replace_file
+from gas.native import human, replace_file
 from gas.training import Run
 
 try:
@@ -22,7 +22,7 @@ except ImportError:  # Windows.
     resource = None  # type: ignore[assignment]
 
 
-PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "drift")
+PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "drift", "lr")
 
 
 def reset_peak_rss() -> None:
@@ -71,6 +71,16 @@ def machine() -> dict[str, Any]:
     }
 
 
+def describe_machine(found: dict[str, Any]) -> str:
+    """Return the description of :func:`machine` as a line of text."""
+    memory = human(found["memory_bytes"]) if found["memory_bytes"] else "unknown"
+    gpu = f", {found['gpu']}" if found["gpu"] else ""
+    return (
+        f"{found['cpu']}, {found['threads']} threads on {found['cores']} cores, {memory} of "
+        f"memory{gpu}, torch {found['torch']}"
+    )
+
+
 def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -112,6 +122,10 @@ def metrics(runs: Sequence[Run]) -> dict[str, Any]:
                     for key in PER_EPOCH
                 },
                 "layer_age": run.layer_age,
+                "metrics": {
+                    name: [_finite_or_none(value) for value in curve]
+                    for name, curve in run.metrics.items()
+                },
             }
             for run in runs
         ],

@@ -87,6 +87,7 @@ def write_results(
             "shape": list(experiment.data.y.shape[1:]),
         },
         "partition": _describe_partition(experiment),
+        "phases": experiment.phases,
         **about,
         "machine": machine(),
     }

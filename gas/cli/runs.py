@@ -90,7 +90,8 @@ class SavedRun:
         names = options.pop("feature_names")
         if path is None or not Path(path).exists():
             name = str(path) if path is not None else own or self.metrics["dataset"]
-            data = gas.get_data(root, name, check, split="all", **options)[0]
+            split: Any = 0 if self.settings.inductive else "all"
+            data = gas.get_data(root, name, check, split=split, **options)[0]
         elif is_graph_folder(path):
             data = undo_clustering(gas.open_graph(path))
         else:  # It may have no labels, and no masks.

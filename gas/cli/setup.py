@@ -27,9 +27,11 @@ from gas.cli.graphs import Graph, model_arguments, prepare_graph, training_subgr
 from gas.cli.settings import Settings
 from gas.datasets import check_parts
 from gas.graph import check_data_features, with_csr_features
-from gas.native import PeakMemory, check_integer
+from gas.history import Codec
+from gas.native import PeakMemory, bytes_of, check_integer, human, resident_kinds
 from gas.training import (
     Plan,
+    activation_bytes,
     baseline,
     fits_one_batch,
     is_real,
@@ -96,27 +98,46 @@ class Setup:
         self.prefetch, self.device, self.histories = prefetch, device, histories
         inductive = settings.inductive if inductive is None else inductive
         if is_mapped:
-            self._adopt_parts(data, inductive, memory)
+            self._adopt_parts(data, inductive)
         data = self._to_supported(data, check)
         self.plan: Plan | None = None
+        check_integer("micro_batches", micro_batches, 1)
+        self.micro_batches = micro_batches
+        if memory is not None:
+            is_augmented = augment is not None
+            check_predictable(memory, full_batch, memory_budget, is_augmented, inductive)
         with PeakMemory() as self.peak_before:  # Of planning and preparing, before training.
-            if memory is not None:
-                self.plan = self._plan(data, memory, inductive, layout, partition)
-                chosen = {"num_parts": self.plan.num_parts, "batch_size": self.plan.batch_size}
-                self.settings, micro_batches = settings.replace(**chosen), self.plan.micro_batches
-            check_integer("micro_batches", micro_batches, 1)
-            self.micro_batches = micro_batches
-            self.graph, self.eval_graph = self._prepare(data, inductive, layout, partition)
+            self._prepare_within(data, memory, is_mapped, inductive, layout, partition)
         self.data = self.eval_graph.data
         self.metric = settings.metric or metric_of(self.data.y)
 
-    def _adopt_parts(self, data: Data, inductive: bool, memory: int | str | None) -> None:
+    def _prepare_within(
+        self,
+        data: Data,
+        memory: int | str | None,
+        is_mapped: bool,
+        inductive: bool,
+        layout: str,
+        partition: str,
+    ) -> None:
+        """Prepare the graph, with mini-batches and histories that fit the memory, if given."""
+        prepare = partial(self._prepare, data, inductive, layout, partition)
+        if memory is not None and not is_mapped:
+            self.plan = self._plan(data, memory, layout, partition)
+            chosen = {"num_parts": self.plan.num_parts, "batch_size": self.plan.batch_size}
+            self.settings = self.settings.replace(**chosen)
+            self.micro_batches = self.plan.micro_batches
+        self.graph, self.eval_graph = prepare()
+        if memory is not None and is_mapped:
+            self._fit_memory(bytes_of("memory", memory))
+            self.graph, self.eval_graph = prepare()
+
+    def _adopt_parts(self, data: Data, inductive: bool) -> None:
         """Take the parts of a mapped graph, and refuse options that need a graph in memory."""
         for name, given in (
             ("full_batch", self.full_batch),
             ("inductive", inductive),
             ("augment", self.augment is not None),
-            ("memory", memory is not None),
         ):
             if given:
                 raise ValueError(
@@ -166,13 +187,8 @@ class Setup:
         graph = prepare(data, {fill, self.evaluation})
         return graph, graph
 
-    def _plan(
-        self, data: Data, memory: int | str, inductive: bool, layout: str, partition: str
-    ) -> Plan:
+    def _plan(self, data: Data, memory: int | str, layout: str, partition: str) -> Plan:
         """Plan batches that fit memory, and adopt the precision and the store of histories."""
-        check_predictable(
-            memory, self.full_batch, self.memory_budget, self.augment is not None, inductive
-        )
         dtype, store = self.histories.get("dtype"), self.histories.get("store")
         with torch.random.fork_rng():
             arguments = model_arguments(self.settings.architecture, data)
@@ -204,6 +220,53 @@ class Setup:
         if found.store == "host":
             self.histories.pop("path", None)
         return found
+
+    def _fit_memory(self, limit: int) -> None:
+        """Choose the store of histories and the mini-batches of a mapped graph.
+
+        Of the memory that is left for mini-batches, half is for the batch before and freed blocks.
+        The parts of a step stay as they are, and are split into mini-batches.
+
+        Raises:
+            MemoryError: If not even a mini-batch of one part fits.
+        """
+        loader, num_nodes = self.graph.loader, int(self.graph.data.num_nodes or 0)
+        assert loader is not None
+        release_freed_memory()  # The memory that preparing the graph needed.
+        with torch.random.fork_rng(), contextlib.closing(self.make_model(False)) as model:
+            widths = [history.embedding_dim for history in model.histories]
+            held = 4 * sum(parameter.nbytes for parameter in model.parameters())  # Of Adam, too.
+        codec = Codec.of(self.histories.get("dtype") or "float32")
+        held += num_nodes * (4 * len(widths) + 2 * 4 * self.out_channels)  # Ages and outputs.
+        left = limit - resident_kinds()[0] - held
+        stored, store = num_nodes * sum(map(codec.row_bytes, widths)), self.histories.get("store")
+        if store is None:
+            store = "host" if stored <= left / 2 else "disk"
+        left -= 0 if store == "disk" else stored
+        if left < 2:
+            raise MemoryError(
+                f"'memory' is {human(limit)}, of which {human(int(limit - left))} are taken before "
+                "the first mini-batch: raise it, or pass store='disk'"
+            )
+        self.histories = {**self.histories, "dtype": codec.name, "store": store}
+        if store != "disk":
+            self.histories.pop("path", None)
+        limit_freed_memory()
+        largest = int(loader.edges_per_part().argmax())
+        with torch.random.fork_rng(), contextlib.closing(self.make_model()) as model:
+            need = activation_bytes(model, loader.cut([largest]))  # Several share halo nodes.
+        parts = self.settings.batch_size or 1
+        sizes = [
+            size for size in range(1, parts + 1) if parts % size == 0 and size * need < left / 2
+        ]
+        if not sizes:
+            raise MemoryError(
+                f"'memory' is {human(limit)}, of which {human(int(left))} are left for "
+                f"mini-batches, but one part needs {human(2 * need)}: raise it, or partition the "
+                "graph into more"
+            )
+        self.settings = self.settings.replace(batch_size=sizes[-1])
+        self.micro_batches *= parts // sizes[-1]
 
     def make_model(self, histories: bool = True) -> gas.models.LayeredGNN:
         """Make a new model, with weights drawn from PyTorch's generator.

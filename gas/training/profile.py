@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +13,9 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.autograd.profiler import profile as profile_cpu
 from torch.profiler import ProfilerActivity, record_function
-from torch.profiler import profile as profile_torch
+from torch.profiler import profile as profile_devices
 
 from gas import native
 from gas.history import History, TransferEngine
@@ -70,6 +72,10 @@ class Profile:
             path: The file, such as ``trace.json``.
         """
         self._profiler.export_chrome_trace(str(path))
+
+    def summary(self) -> dict[str, Any]:
+        """Return what was measured, for JSON."""
+        return {key: value for key, value in vars(self).items() if not key.startswith("_")}
 
     def _fill(self) -> None:
         """Add up the profiler's events."""
@@ -141,10 +147,15 @@ def profile(model: ScalableGNN | None = None) -> Iterator[Profile]:
 def _profile(model: ScalableGNN | None) -> Iterator[Profile]:
     """Measure while no other profile is active."""
     found, before = Profile(), 0 if model is None else moved_bytes(model)
-    activities = [ProfilerActivity.CPU]
+    profiler: Any
     if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
+        profiler = profile_devices(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+    else:  # The other one imports PyTorch's compiler, for over a second.
+        profiler = profile_cpu(use_kineto=False)
+    # Else PyTorch 2.13 writes lines to standard error.
+    level = {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}
     with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.dict(os.environ, level))
         for owner, name, phase in METHODS:
             ranged = _make_range(phase, getattr(owner, name))
             patches.enter_context(mock.patch.object(owner, name, ranged))
@@ -152,7 +163,7 @@ def _profile(model: ScalableGNN | None) -> Iterator[Profile]:
             ranges = _Ranges(native.C)
             patches.enter_context(mock.patch.object(native.extension, "C", ranges))
         try:
-            with profile_torch(activities=activities) as found._profiler:
+            with profiler as found._profiler:
                 start = time.perf_counter()
                 try:
                     yield found

@@ -1,5 +1,6 @@
 """Training from graph folders, whose features stay on disk."""
 
+import json
 import re
 import subprocess
 import sys
@@ -73,13 +74,58 @@ def test_a_run_on_a_folder_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [["--full-batch"], ["--memory", "4GB"], ["--feature-dtype", "int8"]]
+    "options", [["--full-batch"], ["--inductive"], ["--feature-dtype", "int8"]]
 )
 def test_options_that_need_memory_read_the_folder(tmp_path, options):
     write_folder(tmp_path / "g", 4)
     command = ["--dataset", str(tmp_path / "g"), "--out", str(tmp_path / "run"), *options]
     experiment = make_experiment(parse_args(command))
     assert experiment.graph.loader is None or experiment.graph.loader.get_mapped_features() is None
+
+
+def test_memory_splits_the_mini_batches_of_a_folder(tmp_path, monkeypatch):
+    """Parts of a step are split into mini-batches that fit; the features stay on disk."""
+    monkeypatch.setattr("gas.cli.setup.resident_kinds", lambda: (0.0, 0.0))
+    write_folder(tmp_path / "g", 8, num_nodes=800, num_features=400)
+    command = ["--dataset", str(tmp_path / "g"), "--model", "sage", "--batch-size", "4"]
+    command += ["--epochs", "2", "--out", str(tmp_path / "run"), "--memory"]
+    found = []
+    for memory in ("4MB", "6MB", "1GB"):
+        experiment = make_experiment(parse_args([*command, memory]))
+        size = experiment.settings.batch_size
+        assert size * experiment.micro_batches == 4
+        assert len(experiment.graph.inference) == 8 // size
+        assert experiment.graph.loader.get_mapped_features() is not None
+        found.append((size, experiment.histories["store"]))
+    assert found == [(1, "host"), (2, "host"), (4, "host")]
+    assert len(make_experiment(parse_args([*command, "4MB"])).run(0)) == 2
+    write_folder(tmp_path / "many", 64, num_nodes=800)
+    command[1] = str(tmp_path / "many")
+    experiment = make_experiment(parse_args([*command, "800kB", "--num-layers", "3"]))
+    assert experiment.histories["store"] == "disk"
+
+
+def test_a_run_with_a_limit_of_memory_goes_on_from_a_folder(tmp_path):
+    write_folder(tmp_path / "g", 4)
+    options = ["train", "--dataset", str(tmp_path / "g"), "--model", "sage", "--memory", "64GB"]
+    main([*options, "--epochs", "1", "--checkpoint-every", "1", "--out", str(tmp_path / "run")])
+    main(["train", "--resume", "--epochs", "2", "--out", str(tmp_path / "run")])
+    found = json.loads((tmp_path / "run/metrics.json").read_text())
+    assert found["histories"]["store"] == "host"
+    assert len(found["epochs"][0]["loss"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [(["train", "--full-batch", "--dataset"], "--full-batch"), (["plan"], "gas plan"),
+     (["bench"], "gas bench")],
+)  # fmt: skip
+def test_a_folder_that_does_not_fit_is_not_read(tmp_path, monkeypatch, command, name):
+    write_folder(tmp_path / "g", 1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gas.cli.graphs.free_memory", lambda: 1000)
+    with pytest.raises(SystemExit, match=f"{name} reads the graph folder .*g into memory"):
+        main([*command, str(tmp_path / "g")])
 
 
 @pytest.mark.slow  # Processes that train on large features.

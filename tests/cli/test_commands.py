@@ -85,8 +85,9 @@ def test_a_run_predicts_what_it_has_written(trained):
         ("--model", "pna"),
         ("--model", "gcn", "--feature-dtype", "int8", "--runs", "2"),
         ("--model", "gat", "--sparse-features", "--full-batch"),
+        ("--model", "sage", "--inductive", "--runs", "2"),
     ],
-    ids=["degrees", "int8 features", "sparse features"],
+    ids=["degrees", "int8 features", "sparse features", "inductive"],
 )
 def test_other_runs_predict_what_they_have_written(tmp_path, options):
     train(write_tables(tmp_path / "tables"), tmp_path / "run", *options)
@@ -317,6 +318,19 @@ def test_doctor_names_versions_and_cures(capsys, monkeypatch):
     monkeypatch.setattr("gas.cli.doctor.C", None)
     assert print_findings(examine()) >= 1
     assert "-> everything is slower: pip install ." in capsys.readouterr().out
+
+
+def test_the_graph_stands_first_in_every_command(tmp_path, capsys):
+    tables = write_tables(tmp_path / "tables")
+    main(["train", str(tables), "--undirected", "--epochs", "1", "--out", str(tmp_path / "run")])
+    assert (tmp_path / "run/metrics.json").exists()
+    with open(tables / "edges.csv") as file:
+        lines = file.read().replace("source,target", "payer,target", 1)
+    (tables / "edges.csv").write_text(lines)
+    main(["plan", str(tables), "--undirected", "--columns", "source=payer"])
+    capsys.readouterr()
+    main(["--version"])
+    assert capsys.readouterr().out.strip() == gas.__version__
 
 
 def test_errors_are_one_line():

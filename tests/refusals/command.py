@@ -94,7 +94,31 @@ def mapped(t, num_parts, **options):
     )  # fmt: skip
 
 
+def limited(t, memory):
+    """Train on a graph folder within a limit, in a process that has nothing in memory."""
+    t.patch.setattr("gas.cli.setup.resident_kinds", lambda: (0.0, 0.0))
+    mapped(t, 2, memory=memory)
+
+
+def without_room(t):
+    """Plan for a graph folder that is larger than the memory that is free."""
+    gas.cluster(gas.get_data("data", "planted:60")[0], 1, out=t.path / "graph", log=False)
+    t.patch.setattr("gas.cli.graphs.free_memory", lambda: 1000)
+    run(t, "plan", "graph")
+
+
+def inductive(t):
+    """Train inductively on a graph with several splits."""
+    data, _, out_channels = gas.get_data("data", "planted:60", split="all")
+    settings = gas.cli.Settings.default("sage")
+    gas.cli.Experiment(data, out_channels, "sage", settings, inductive=True, log=False)
+
+
 CASES = {
+    "Experiment, inductive with several splits": inductive,
+    "Experiment, a mapped graph in too little memory": lambda t: limited(t, 1000),
+    "Experiment, mini-batches in too little memory": lambda t: limited(t, 250_000),
+    "gas plan, a graph folder larger than memory": without_room,
     "Experiment, a mapped graph in full batch": lambda t: mapped(t, 2, full_batch=True),
     "Experiment, a mapped graph of other parts": lambda t: mapped(t, 3),
     "Experiment, a mapped graph of one part": lambda t: mapped(t, 1),

@@ -85,9 +85,6 @@ CASES = {
     "train_gas.py --store device, without one": lambda t: run(
         t, "train_gas.py", "--dataset", "planted:60", "--store", "device"
     ),
-    "train_gas.py --inductive, several splits": lambda t: run(
-        t, "train_gas.py", "--dataset", "planted:60", "--inductive"
-    ),
     "train_gas.py --full-batch --augment": lambda t: run(
         t, "train_gas.py", "--dataset", "planted:60", "--full-batch", "--augment", "drop_edge"
     ),

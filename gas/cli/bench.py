@@ -1,0 +1,317 @@
+"""``gas bench``: the time of a training epoch here, with histories and without."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+import gas
+from gas.cli.choices import MODELS
+from gas.cli.graphs import model_arguments
+from gas.cli.settings import Settings
+from gas.graph import with_edge_index
+from gas.native import PeakMemory, human, report_progress, resident_kinds
+from gas.training import Candidate, FullBatch, Plan, loss_of, release_freed_memory, train_epoch
+
+FULL, HISTORIES, STILL, DROPPED = (
+    "own full batch", "histories", "histories, moving no rows", "same batches, no histories",
+)  # fmt: skip
+SHAPE = ("num_parts", "batch_size")
+SAMPLE = 0.005  # Seconds between samples of memory.
+
+
+class Contender(NamedTuple):
+    """A way to train: a model, the steps of an epoch, and a function that trains for one."""
+
+    model: gas.ScalableGNN
+    steps: int
+    epoch: Callable[[], float]
+
+
+class Measured(NamedTuple):
+    """Measurements of a contender; of one that couldn't run, the reason."""
+
+    seconds: list[float]
+    steps: int
+    memory: float  # Bytes that an epoch takes beyond what is held between epochs; may be NaN.
+    profile: gas.training.Profile | None
+    reason: str = ""
+
+
+class Bench:
+    """Epochs of several ways to train a model on a graph, measured in turn.
+
+    Args:
+        data: The graph, with labels and masks.
+        out_channels: The number of outputs of the model.
+        model: One of :data:`MODELS`.
+        settings: The settings of the model, of Adam and of gradient clipping.
+        memory: The memory limit of the process; see :func:`gas.plan`. (default: what is free)
+        log: Report progress on standard error. (default: ``True``)
+
+    Raises:
+        MemoryError: If nothing fits.
+        ValueError: If an argument is unusable.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        out_channels: int,
+        model: str,
+        settings: Settings,
+        memory: str | None = None,
+        log: bool = True,
+    ) -> None:
+        self.data, self.settings, self.log = data, settings, log
+        self._make: Callable[..., gas.models.LayeredGNN] = partial(
+            MODELS[model], in_channels=data.x.size(1), out_channels=out_channels,
+            **model_arguments(settings.architecture, data),
+        )  # fmt: skip
+        shape: dict[str, Any] = {key: getattr(settings, key) for key in SHAPE}
+        with contextlib.closing(self._make(num_nodes=data.num_nodes)) as made:
+            self.plan: Plan = gas.plan(data, made, memory, log=log)
+            given = self.plan
+            if any(shape.values()):
+                given = gas.plan(data, made, memory, **shape, log=log)
+        several = [one for one in given.candidates if one.steps > 1]
+        fit = [one for one in several if one.peak_bytes <= self.plan.memory]
+        self.chosen: Candidate | None = next(iter(fit), None)
+        self._reasons = {FULL: self._explain(c for c in self.plan.candidates if c.steps == 1)}
+        why = self._explain(several) or "there is one mini-batch, which is the full batch"
+        self._reasons |= {} if fit else dict.fromkeys((HISTORIES, STILL, DROPPED), why)
+        self.partition: gas.PartitionReport | None = None
+
+    def _explain(self, candidates: Any) -> str:
+        """Return why none of some ways to train fits memory, or "" if one does."""
+        least = min((one.peak_bytes for one in candidates), default=0)
+        if least <= self.plan.memory:
+            return ""
+        return f"it is expected to take {human(least)}, of {human(self.plan.memory)}"
+
+    def __str__(self) -> str:
+        if self.chosen is None or self.partition is None:
+            return f"memory limit {human(self.plan.memory)}"
+        one = self.chosen
+        return (
+            f"memory limit {human(self.plan.memory)}; {one.num_parts} parts, {one.batch_size} per "
+            f"mini-batch, histories of {one.dtype}, {one.store}\n{self.partition}"
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Return what was chosen, for JSON."""
+        chosen = None if self.chosen is None else vars(self.chosen)
+        return {"memory": self.plan.memory, "chosen": chosen}
+
+    def measure(self, repeats: int) -> dict[str, Measured]:
+        """Train for so many epochs in each way, in turn, and return what was measured.
+
+        One epoch before warms up. Memory and phases are measured in two epochs of their own.
+        """
+        found = {
+            name: Measured([], 0, 0.0, None, why) for name, why in self._reasons.items() if why
+        }
+        with contextlib.ExitStack() as models, report_progress("Measuring", log=self.log):
+            running: dict[str, Contender] = {}
+            for name, make in self._makers().items():
+                try:
+                    running[name] = make(models)
+                    running[name].epoch()
+                except (MemoryError, RuntimeError) as error:  # PyTorch's allocator raises these.
+                    running.pop(name, None)
+                    text = str(error).strip().splitlines()
+                    found[name] = Measured([], 0, 0.0, None, text[0] if text else "no memory")
+            seconds: dict[str, list[float]] = {name: [] for name in running}
+            for _ in range(repeats):
+                for name, one in running.items():
+                    start = time.perf_counter()
+                    one.epoch()
+                    seconds[name].append(time.perf_counter() - start)
+            for name, one in running.items():
+                memory = _epoch_bytes(one.epoch)
+                with gas.profile(one.model) as profile:
+                    one.epoch()
+                found[name] = Measured(seconds[name], one.steps, memory, profile)
+        return found
+
+    def _makers(self) -> dict[str, Callable[[contextlib.ExitStack], Contender]]:
+        """Return functions that make the contenders; the models are closed with the stack."""
+        makers: dict[str, Callable[[contextlib.ExitStack], Contender]] = {}
+        if not self._reasons[FULL]:
+            makers[FULL] = self._make_full_batch
+        if self.chosen is None:
+            return makers
+        one = self.chosen
+        with contextlib.closing(self._make(num_nodes=1)) as model:
+            graph = gas.cluster(self.data, one.num_parts, model=model, log=self.log)
+        self.partition = gas.partition_report(graph)
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(one.num_parts, generator=generator).split(one.batch_size)
+        batches = [parts.sort().values.tolist() for parts in order]
+        makers[HISTORIES] = partial(self._make_histories, graph, batches, one, True)
+        makers[STILL] = partial(self._make_histories, graph, batches, one, False)
+        makers[DROPPED] = partial(self._make_dropped, graph, batches, one)
+        return makers
+
+    def _make_contender(
+        self, models: contextlib.ExitStack, model: Any, batches: Any, steps: int, **options: Any
+    ) -> Contender:
+        models.callback(model.close)
+        settings = self.settings
+        groups = model.param_groups(settings.reg_weight_decay, settings.nonreg_weight_decay)
+        optimizer = torch.optim.Adam(groups, lr=settings.lr, fused=True)
+        options["grad_norm"] = settings.grad_norm
+        return Contender(model, steps, partial(train_epoch, model, batches, optimizer, **options))
+
+    def _make_full_batch(self, models: contextlib.ExitStack) -> Contender:
+        model = self._make(num_nodes=1)
+        graph = gas.cluster(self.data, 1, model=model, log=False)
+        whole = FullBatch(graph, layout="fused", edge_weight=model.needs_weights, check=False)
+        return self._make_contender(models, model, whole, 1, full_batch=True)
+
+    def _make_histories(
+        self, graph: Data, batches: list[list[int]], one: Candidate, moves: bool,
+        models: contextlib.ExitStack,
+    ) -> Contender:  # fmt: skip
+        model = self._make(num_nodes=self.data.num_nodes, dtype=one.dtype, store=one.store)
+        loader = _load(graph, batches, model)
+        model.refresh(loader, log=False)
+        if not moves:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Its results are wrong, its time is measured.
+                model.io = "none"
+        return self._make_contender(
+            models, model, loader, one.steps, micro_batches=one.micro_batches,
+            correct_drift=self.settings.correct_drift, loss_fn=loss_of if moves else _finite_loss,
+        )  # fmt: skip
+
+    def _make_dropped(
+        self, graph: Data, batches: list[list[int]], one: Candidate, models: contextlib.ExitStack
+    ) -> Contender:
+        """Make the contender that drops the edges between batches, as ClusterLoader does."""
+        batch_of_part = torch.empty(graph.parts.numel() - 1, dtype=torch.long)
+        for number, parts in enumerate(batches):
+            batch_of_part[parts] = number
+        batch = batch_of_part.repeat_interleave(graph.parts.diff())
+        graph = with_edge_index(graph)
+        src, dst = batch[graph.edge_index]
+        model = self._make(num_nodes=1)
+        loader = _load(graph.edge_subgraph(src == dst), batches, model)
+        options = {"micro_batches": one.micro_batches, "full_batch": True}
+        return self._make_contender(models, model, loader, one.steps, **options)
+
+
+def _load(graph: Data, batches: list[list[int]], model: Any) -> gas.SubgraphLoader:
+    """Load the same mini-batches in every epoch; as they may be shuffled, they are cut again."""
+    return gas.SubgraphLoader(
+        graph, batch_sampler=batches, layout="fused", edge_weight=model.needs_weights, check=False,
+        log=False,
+    )  # fmt: skip
+
+
+def _finite_loss(out: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of a model that has read no rows, whose outputs may be anything."""
+    return torch.nan_to_num(loss_of(out, y), posinf=0.0)
+
+
+def _epoch_bytes(epoch: Callable[[], float]) -> float:
+    """Return the bytes of the process's own that an epoch takes beyond those before it."""
+    release_freed_memory()
+    before = resident_kinds()[0]
+    with PeakMemory(SAMPLE) as peak:
+        epoch()
+    return peak.own - before
+
+
+def median_ratio(times: list[float], others: list[float]) -> float:
+    """Return the median over rounds of the ratio within a round."""
+    return statistics.median(a / b for a, b in zip(times, others, strict=True))
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def summarise(found: Mapping[str, Measured]) -> dict[str, Any]:
+    """Return what was measured, for JSON: seconds, ratios, bytes, and seconds of each phase."""
+    base = found[FULL].seconds
+    contenders: dict[str, dict[str, Any]] = {}
+    for name in (FULL, HISTORIES, STILL, DROPPED):
+        one = found[name]
+        if one.profile is None:
+            contenders[name] = {"not measured": one.reason}
+            continue
+        contenders[name] = {
+            "seconds": one.seconds,
+            "median": statistics.median(one.seconds),
+            "to_full_batch": median_ratio(one.seconds, base) if base else None,
+            "steps": one.steps,
+            "epoch_bytes": one.memory if math.isfinite(one.memory) else None,
+            "phases": one.profile.seconds,
+            "moved_bytes": one.profile.moved_bytes,
+        }
+    times, still = found[HISTORIES].seconds, found[STILL].seconds
+    overhead = median_ratio(times, still) - 1 if times and still else None
+    return {"contenders": contenders, "transfer_overhead": overhead}
+
+
+def show(summary: Mapping[str, Any]) -> str:
+    """Return the tables of :func:`summarise`, as text."""
+    rows: list[tuple[str, ...]] = [
+        ("", "an epoch", "lowest - highest", "to full batch", "steps", "memory of an epoch")
+    ]
+    phases: dict[str, dict[str, float]] = {}
+    for name, one in summary["contenders"].items():
+        if "not measured" in one:
+            rows.append((name, f"not measured: {one['not measured']}", *[""] * 4))
+            continue
+        ratio, memory = one["to_full_batch"], one["epoch_bytes"]
+        rows.append((
+            name, _time(one["median"]), " - ".join(map(_time, (min(one["seconds"]),
+            max(one["seconds"])))), "-" if ratio is None else f"{ratio:.2f}x", str(one["steps"]),
+            "-" if memory is None else human(max(0, int(memory))),
+        ))  # fmt: skip
+        for phase, seconds in one["phases"].items():
+            phases.setdefault(phase, {})[name] = seconds
+    lines = [_align(rows)]
+    if (overhead := summary["transfer_overhead"]) is not None:
+        lines.append(f"\nPulls and pushes of rows add {overhead:+.1%} to an epoch with histories.")
+    names = [name for name, one in summary["contenders"].items() if "phases" in one]
+    if names:
+        order = sorted(phases, key=lambda phase: -max(phases[phase].values()))
+        table = [("phase", *names)]
+        for phase in order:
+            cells = (phases[phase].get(name) for name in names)
+            table.append((phase, *("-" if cell is None else _time(cell) for cell in cells)))
+        lines += [
+            "\nTime by phase of one more epoch, which the profiler slows down:",
+            _align(table),
+        ]
+    return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _align(rows: list[tuple[str, ...]]) -> str:
+    """Align the cells of a table; a row with a reason is as long as it is."""
+    full = [row for row in rows if not any(cell.startswith("not measured") for cell in row)]
+    widths = [max(len(row[i]) for row in full) for i in range(len(rows[0]))]
+    widths[0] = max(len(row[0]) for row in rows)
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )

@@ -1,0 +1,92 @@
+"""``gas bench``: an epoch with histories, without them, and of the full batch."""
+
+import contextlib
+import itertools
+import json
+import math
+
+import pytest
+import torch
+
+import gas
+from gas.cli import main
+from gas.cli.bench import DROPPED, FULL, HISTORIES, STILL, Bench
+from gas.cli.settings import Settings
+
+pytestmark = pytest.mark.requires("tyro")
+NAMES = [FULL, HISTORIES, STILL, DROPPED]
+
+
+def make(num_nodes=300, memory=None, model="sage", **changes):
+    data, _, out_channels = gas.get_data("data", f"planted:{num_nodes}")
+    settings = Settings.default(model).replace(hidden_channels=8, **changes)
+    return Bench(data, out_channels, model, settings, memory, log=False)
+
+
+def test_all_contenders_are_measured(tmp_path, capsys):
+    options = ["--repeats", "2", "--num-parts", "8", "--batch-size", "2", "--model", "gcn"]
+    main(["bench", "planted:300", *options, "--json", str(tmp_path / "found.json")])
+    text = capsys.readouterr().out
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert list(found["contenders"]) == NAMES
+    for name, one in found["contenders"].items():
+        assert name in text
+        assert len(one["seconds"]) == 2
+        assert one["steps"] == (1 if name == FULL else 4)
+        assert one["phases"]["dense layers"] > 0
+    assert found["contenders"][FULL]["to_full_batch"] == 1
+    assert found["contenders"][HISTORIES]["moved_bytes"] > 0
+    assert found["contenders"][DROPPED]["moved_bytes"] == 0
+    assert math.isfinite(found["transfer_overhead"])
+    assert found["chosen"]["num_parts"] == 8
+    assert found["machine"]["torch"] == torch.__version__
+    assert "Time by phase" in text
+    assert "edges between parts" in text
+
+
+def test_batches_are_the_same_but_for_edges_between_them():
+    bench = make(num_parts=8, batch_size=2)
+    makers = bench._makers()
+    loaders = [makers[name].args[0:2] for name in (HISTORIES, DROPPED)]
+    assert loaders[0] == loaders[1]
+    _, batches = loaders[0]
+    assert sorted(itertools.chain.from_iterable(batches)) == list(range(8))
+    with contextlib.ExitStack() as models:
+        kept, dropped = (makers[name](models).epoch.args[1] for name in (HISTORIES, DROPPED))
+        for one, other in zip(kept, dropped, strict=True):
+            assert torch.equal(one.n_id[: one.batch_size], other.n_id)
+            assert other.data.adj_t.shape == (one.batch_size, one.batch_size)
+        inside = sum(int((one.data.adj_t.col < one.batch_size).sum()) for one in kept)
+        assert inside == sum(other.data.adj_t.col.numel() for other in dropped)
+
+
+def test_what_cannot_run_says_why(capsys):
+    main(["bench", "planted:300", "--num-parts", "4", "--batch-size", "4", "--repeats", "1"])
+    text = capsys.readouterr().out
+    assert "histories" in text
+    assert text.count("not measured: there is one mini-batch, which is the full batch") == 3
+
+
+def test_a_full_batch_that_exceeds_memory_is_not_measured(monkeypatch):
+    bench = make()
+    full = min(one.peak_bytes for one in bench.plan.candidates if one.steps == 1)
+    object.__setattr__(bench.plan, "memory", full - 1)
+    candidates = [one for one in bench.plan.candidates if one.steps == 1]
+    assert bench._explain(candidates).startswith("it is expected to take ")
+
+
+def test_one_that_fails_leaves_the_others(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("can't allocate memory: 8 bytes\nstack")
+
+    monkeypatch.setattr(Bench, "_make_full_batch", fail)
+    found = make(num_parts=8, batch_size=2).measure(1)
+    assert found[FULL].reason == "can't allocate memory: 8 bytes"
+    assert all(found[name].seconds for name in NAMES[1:])
+
+
+def test_errors_are_one_line():
+    with pytest.raises(SystemExit, match="gas bench: error: '--repeats' is 0, expected"):
+        main(["bench", "planted:60", "--repeats", "0"])
+    with pytest.raises(SystemExit, match="gas bench: error: 'memory' is '6XB'"):
+        main(["bench", "planted:60", "--memory", "6XB"])
