@@ -113,7 +113,7 @@ def make_plan(best: Candidate, seen: list[Candidate], limit: int, first: str) ->
         if ratio < 1:
             why = (
                 f"A full batch, which fits {human(limit)}. Histories are expected to take "
-                f"{ratio:.2g} of its time to accuracy, but may take twice as much."
+                f"{ratio:.2g} of its time, or up to twice as much, to its accuracy."
             )
         elif other is not None:
             why += f" Histories are expected to take {ratio:.2g} times as long to its accuracy."
