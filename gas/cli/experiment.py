@@ -209,9 +209,10 @@ class Experiment(Setup):
         if trained < 10:
             return
         progress, most = Progress(), int(min(max(1, trained / 100), MOST_PROFILED))
-        with gas.profile(model) as found:
-            epoch(max_steps=most, progress=progress, on_step=None)
-        self.phases = {**found.summary(), "steps": progress.steps}
+        with contextlib.suppress(ValueError):  # The caller profiles: nothing is lost but this.
+            with gas.profile(model) as found:
+                epoch(max_steps=most, progress=progress, on_step=None)
+            self.phases = {**found.summary(), "steps": progress.steps}
 
     def _make_optimizer(self, model: gas.models.LayeredGNN) -> torch.optim.Optimizer:
         settings = self.settings

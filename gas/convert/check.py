@@ -131,8 +131,8 @@ class LayerTest(NamedTuple):
             "weights of edges before, as T.GCNNorm does, and call it once for each hop, or take "
             "another layer"
             if not mode
-            else "looks at more than a node's own edges and their other ends, or fails, where "
-            "self.training is asked: treat each node alike there"
+            else "depends on other nodes in training mode, or raises an error there: compute each "
+            "node's row from its own edges and their other ends"
         )
         if isinstance(layer, Messages):
             return ValueError(

@@ -283,8 +283,19 @@ class _Draws(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+# What random functions of numbers return in place of random ones, as they depend on these.
+OF_INPUTS: dict[str, Callable[..., Any]] = {
+    "rrelu_with_noise": lambda number, x, noise, lower=1 / 8, upper=1 / 3, *_: (
+        torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+    ),
+    "normal": lambda number, mean, std=1.0, *_: mean + number * std,
+    "poisson": lambda number, rate, *_: rate.clone(),
+    "binomial": lambda number, count, p, *_: count * p,
+}
+
+
 class FixedNumbers(TorchDispatchMode):
-    """Has each random number be the same, dropout keep all, and norms use running statistics.
+    """Fix all random numbers to one; dropout keeps all, and norms use running statistics.
 
     * ``found``: whether numbers were drawn, other than for dropout.
     """
@@ -308,15 +319,26 @@ class FixedNumbers(TorchDispatchMode):
         if name.startswith("bernoulli"):
             return out.fill_(1)
         self.found = True
+        if name in OF_INPUTS:
+            return OF_INPUTS[name](self._number, *args)
         if name == "randperm":
             return out.copy_(torch.arange(out.numel() - 1, -1, -1))
         return out.fill_(self._number)  # Of integers, 0.
 
-    def draw(self, *sizes: int, size: Any = None) -> Any:
-        """Draw for Python or NumPy."""
-        self.found = True
-        shape = size or sizes
-        return np.full(shape, self._number) if shape else self._number
+    def make_draw(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Make a function that draws for Python or NumPy; other threads draw as before."""
+        thread = threading.get_ident()
+
+        def draw(*sizes: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return function(*sizes, **kwargs)
+            self.found = True
+            shape = kwargs.get("size", sizes)
+            if shape and not isinstance(shape, int) and isinstance(shape[0], tuple | list):
+                (shape,) = shape
+            return self._number if shape in (None, ()) else np.full(shape, self._number)
+
+        return draw
 
 
 @contextlib.contextmanager
@@ -328,9 +350,12 @@ def training_mode(net: Module, number: float) -> Iterator[FixedNumbers]:
     """
     drops = [(each, each.dropout) for each in net.modules() if isinstance(each, APPNP)]
     buffers = [
-        (name, each, {key: value.clone() for key, value in each.named_buffers(recurse=False)})
+        (name, each, {
+            key: value.clone() for key, value in each.named_buffers(recurse=False)
+            if not isinstance(value, Proxy)  # What a trace has left there.
+        })
         for name, each in net.named_modules()
-    ]
+    ]  # fmt: skip
     fixed = FixedNumbers(number)
     with contextlib.ExitStack() as stack:
         stack.enter_context(keep_modes(net, True))
@@ -338,7 +363,8 @@ def training_mode(net: Module, number: float) -> Iterator[FixedNumbers]:
             parts = (each, *each._forward_pre_hooks.values())
             each.training &= not any("SpectralNorm" in type(part).__name__ for part in parts)
         for module, name in DRAWS[1:]:
-            stack.enter_context(mock.patch.object(module, name, fixed.draw))
+            draw = fixed.make_draw(getattr(module, name))
+            stack.enter_context(mock.patch.object(module, name, draw))
         for layer, p in drops:  # The model drops weights of edges outside of it.
             stack.callback(setattr, layer, "dropout", p)
             layer.dropout = 0.0
@@ -346,13 +372,15 @@ def training_mode(net: Module, number: float) -> Iterator[FixedNumbers]:
         yield stack.enter_context(fixed)
     for name, each, kept in buffers:
         for key, value in kept.items():
-            if each._buffers[key].shape != value.shape:
+            now = each._buffers.get(key)
+            if now is not None and now.shape != value.shape:
                 raise ValueError(
                     f"'{name}' ({type(each).__name__}) keeps rows of each call in '{key}', and "
                     "mini-batches come one after another: keep what doesn't depend on how many "
                     "nodes there are"
                 )
-        each._buffers.update(kept)
+        for key, value in kept.items():
+            each._buffers[key] = value
 
 
 def _random_states(net: Module) -> list[Any]:

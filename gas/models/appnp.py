@@ -43,6 +43,8 @@ class APPNP(LayeredGNN):
     transform = GCNNorm()
     needs_weights = True
 
+    activation = staticmethod(lambda x: x)  # None between propagations.
+
     def __init__(
         self,
         num_nodes: int,
@@ -89,9 +91,6 @@ class APPNP(LayeredGNN):
         return (1 - self.alpha) * h + self.alpha * first()
 
     def _drop_rows(self, layer: int, x: Any) -> Any:
-        return x
-
-    def _activate(self, layer: int, x: Tensor) -> Tensor:
         return x
 
     def _end(self, x: Tensor) -> Tensor:

@@ -280,6 +280,8 @@ class LayeredGNN(ScalableGNN):
             self.training
             and self.dropout > 0
             and self.activation is torch.relu
+            and type(self)._drop_rows is LayeredGNN._drop_rows
+            and type(self)._activate is LayeredGNN._activate
             and not self.jumping_knowledge
             and (graph.batch_size is None or graph.supports_rows)
             and getattr(self.push_and_pull, "__func__", None) is ScalableGNN.push_and_pull

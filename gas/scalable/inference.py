@@ -266,8 +266,9 @@ def refresh(
 def refresh_and_predict(model: BatchModel, loader: Iterable[SubData]) -> Tensor:
     """Set the running statistics of norms in training mode, and compute every node's output.
 
-    It is :func:`refresh`, and :func:`run_inference` in evaluation mode. For many nodes, most layers
-    are computed once less: norms behind the first gather statistics of what evaluation mode gives.
+    It is :func:`refresh`, and :func:`run_inference` in evaluation mode, of one process. From 10,000
+    nodes on, both are one inference: later norms then gather statistics of what evaluation mode
+    gives.
 
     Returns:
         Of shape ``[num_nodes, out_channels]``, in the order of the loader.

@@ -14,7 +14,7 @@ SHOWN = 8  # Candidates in the table.
 ORDER = attrgetter("relative_seconds", "peak_bytes")
 # Expected time of histories, relative to a full batch that fits, from which on it is chosen: it may
 # be twice what is expected (GAT in grid.py: 0.58 expected, 1.3 and 1.6 measured).
-UNSURE = 0.5
+MAX_TIME_RATIO = 0.5
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Plan(Candidate):
 def choose_candidate(fit: list[Candidate]) -> Candidate:
     """Choose the fastest, or the full batch, unless histories are expected to be twice as fast."""
     best = min(fit, key=ORDER)
-    full = min((one for one in fit if one.steps == 1), key=ORDER, default=best)
-    return full if best.relative_seconds > UNSURE * full.relative_seconds else best
+    full = min((one for one in fit if one.num_parts == 1), key=ORDER, default=best)
+    return full if best.relative_seconds > MAX_TIME_RATIO * full.relative_seconds else best
 
 
 def make_plan(best: Candidate, seen: list[Candidate], limit: int, first: str) -> Plan:
@@ -103,17 +103,17 @@ def make_plan(best: Candidate, seen: list[Candidate], limit: int, first: str) ->
         f"candidates that fit {human(limit)}, of {len(seen)}; {best.steps} steps per epoch."
     )
     full = min(
-        (one for one in seen if one.steps == 1),
+        (one for one in seen if one.num_parts == one.batch_size),
         key=lambda one: (one.peak_bytes > limit, *ORDER(one)), default=None,
     )  # fmt: skip
     other = min((one for one in fit if one.steps > 1), key=ORDER, default=None)
-    if best.steps == 1:
+    if best.num_parts == best.batch_size:
         ratio = math.inf if other is None else other.relative_seconds / best.relative_seconds
         why = f"A full batch: the fastest of {len(fit)} candidates that fit {human(limit)}."
         if ratio < 1:
             why = (
-                f"A full batch, which fits {human(limit)}. Histories are expected to take "
-                f"{ratio:.2g} of its time, or up to twice as much, to its accuracy."
+                f"A full batch, which fits {human(limit)}. Histories are expected to need "
+                f"{ratio:.2g} of its time, or up to twice that, for its accuracy."
             )
         elif other is not None:
             why += f" Histories are expected to take {ratio:.2g} times as long to its accuracy."

@@ -85,7 +85,7 @@ class FullBatch:
             model: The model.
             fill: Fill the histories. (default: ``False``)
         """
-        if not has_many_nodes(model.num_nodes):
+        if not has_many_nodes(self.data.num_nodes):
             self.refresh(model, fill=False)
             with preserve_modes(model):
                 return self(model.eval(), fill)

@@ -32,6 +32,7 @@ NATIVE = {
     "gather_dropout": "features",
     "gather_decode": "features",
     "dropout": "dropout",
+    "relu_dropout": "dropout",
     "multiply": "products",
     "attention": "attention",
 }

@@ -1,7 +1,10 @@
 """What modules do in training alone: it is done, too, or refused."""
 
 import copy
+import random
+import threading
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +14,7 @@ from test_user_shapes import net_of
 from torch import nn
 
 import gas
+from gas.convert.runs import training_mode
 
 
 def single_batch(model, data):
@@ -323,3 +327,81 @@ def test_branches_that_evaluation_takes_always():
     assert len(found) == len(expected) == 2
     for mine, theirs in zip(sorted(found), sorted(expected), strict=True):
         assert abs(mine - theirs) < 0.1
+
+
+class Scripted(nn.Module):
+    def forward(self, x):
+        return x.relu() + 1
+
+
+class Counter(nn.Module):
+    """Counts its calls in training, or forgets that it has a buffer."""
+
+    def __init__(self, forgets):
+        super().__init__()
+        self.forgets = forgets
+        self.register_buffer("step", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.step = None if self.forgets else self.step + 1
+        return x * 2
+
+
+@pytest.mark.parametrize("kind", ["scripted", "counting", "forgetting"])
+def test_modules_whose_buffers_are_unusual(kind):
+    if kind == "scripted":
+        lin = torch.jit.script(Scripted())
+    else:
+        lin = Counter(forgets=kind == "forgetting")
+    net = net_of(
+        lambda net, x, edge_index: net.conv2(net.lin(net.conv1(x, edge_index)), edge_index)
+    )
+    net.lin = lin
+    data = random_graph()
+    model = gas.to_scalable(net, data)
+    batch, nodes = single_batch(model, data)
+    assert kind == "scripted" or net.lin.step is not None
+    expected = net.eval()(data.x, data.edge_index)[nodes]
+    torch.testing.assert_close(model.eval()(batch), expected)
+
+
+def of_tuple(net, x, edge_index):
+    rows = net.conv1(x, edge_index)
+    if net.training and np.random.random((1,)) < 0.5:
+        rows = rows.relu()
+    return net.conv2(rows, edge_index)
+
+
+def test_numbers_of_numpy_by_a_tuple():
+    gas.to_scalable(net_of(of_tuple), random_graph())
+
+
+def test_other_threads_draw_as_before():
+    drawn = []
+    with training_mode(nn.Linear(1, 1), 0.999):
+        thread = threading.Thread(target=lambda: drawn.append(random.random()))
+        thread.start()
+        thread.join()
+        assert random.random() == 0.999
+    assert drawn != [0.999]
+
+
+class CentredInTraining(pyg.MessagePassing):
+    """Looks at all nodes in training, behind a random activation."""
+
+    def forward(self, x, edge_index):
+        if self.training:
+            x = F.rrelu(x - x.mean(dim=0), training=True)
+        return self.propagate(edge_index, x=x)
+
+
+def test_layers_behind_random_activations_are_checked_in_training():
+    net = net_of(
+        lambda net, x, edge_index: net.conv2(
+            net.own(net.conv1(x, edge_index), edge_index), edge_index
+        )
+    )
+    net.own = CentredInTraining()
+    with pytest.raises(ValueError, match="in training"):
+        gas.to_scalable(net, random_graph())

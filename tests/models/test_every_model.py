@@ -461,3 +461,14 @@ def test_training_is_the_same_with_relu_and_dropout_apart(name, residual, whole,
     assert len(calls) == 2 * 2 * (1 if whole else 2)
     assert losses == again
     assert all(map(torch.equal, tensors, wanted))
+
+
+def test_appnp_propagates_alike_in_training(monkeypatch):
+    """Dropout is before the propagations, between which there is no activation."""
+    model, data = make("APPNP", dropout=0.5)
+    start = torch.randn(data.num_nodes, model.histories[0].embedding_dim)
+    monkeypatch.setattr(model, "_start", lambda x: start)
+    whole = gas.training.FullBatch(data)
+    out = whole(model.train())
+    assert torch.equal(out, whole(model.eval()))
+    assert bool((out < 0).any())
