@@ -229,24 +229,6 @@ def headline() -> str:
     return markdown(["", "measured on two CPU cores"], rows)
 
 
-def depth() -> str:
-    """Best validation accuracy by depth, and the time to that of the full batch."""
-    rows = []
-    for case, runs in load("depth")["cases"].items():
-        full = runs[FULL]
-        best = max(full["val"])
-        whole = seconds_until(full, best - 0.005)
-        row = [case.split(":")[1].partition("-")[2]]
-        for name in (FULL, "histories", "PyG, ClusterLoader"):
-            run = runs[name]
-            took = seconds_until(run, best - 0.005)
-            until = "not reached" if took is None else f"{took / whole:.2f}"
-            row += [f"{100 * max(run['val']):.1f}", f"{whole:.1f} s" if name == FULL else until]
-        rows.append(row)
-    head = ["layers", "full batch", "to accuracy", "histories", "over the full batch's"]
-    return markdown([*head, "ClusterLoader", "over the full batch's"], rows)
-
-
 def grid() -> str:
     """Return the best learning rate of each of both: validation scores, and seconds to accuracy."""
     cases, rows = load("grid")["cases"], []
@@ -308,7 +290,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "parts_of_fit": parts_of_fit,
     "shares": shares,
     "grid": grid,
-    "depth": depth,
     "baselines": baselines,
     "precompute": precompute,
     "time_to_accuracy": time_to_accuracy,

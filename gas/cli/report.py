@@ -22,7 +22,7 @@ except ImportError:  # Windows.
     resource = None  # type: ignore[assignment]
 
 
-PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "drift", "lr")
+PER_EPOCH = ("loss", "train_acc", "val_acc", "test_acc", "age", "seconds", "drift")
 
 
 def reset_peak_rss() -> None:
@@ -81,6 +81,12 @@ def describe_machine(found: dict[str, Any]) -> str:
     )
 
 
+def _finite_curves(run: Run) -> dict[str, list[float | None]]:
+    """Return the curves of a run's further metrics."""
+    curves = run.metrics.items()
+    return {name: [_finite_or_none(value) for value in curve] for name, curve in curves}
+
+
 def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -122,10 +128,8 @@ def metrics(runs: Sequence[Run]) -> dict[str, Any]:
                     for key in PER_EPOCH
                 },
                 "layer_age": run.layer_age,
-                "metrics": {
-                    name: [_finite_or_none(value) for value in curve]
-                    for name, curve in run.metrics.items()
-                },
+                **({"lr": run.lr} if run.lr else {}),
+                **({"metrics": _finite_curves(run)} if run.metrics else {}),
             }
             for run in runs
         ],
