@@ -61,7 +61,7 @@ def plan(
     With more steps per epoch, a model learns more in an epoch, up to eight or so; but batches then
     read more rows, which are staler. The time of an epoch is measured here. The epochs that each
     number of steps needs were measured on another graph (``benchmarks/time_to_accuracy.py``), and
-    may be twice or half as many on yours. A single part, which :func:`gas.fit` trains as a full
+    may be several times as many on yours. A single part, which :func:`gas.fit` trains as a full
     batch, is among the candidates; it is chosen where it fits, unless histories are expected to
     take at most half its time.
 
