@@ -23,8 +23,8 @@ from gas.graph import with_edge_index
 from gas.native import PeakMemory, human, report_progress, resident_kinds
 from gas.training import Candidate, FullBatch, Plan, loss_of, release_freed_memory, train_epoch
 
-FULL, HISTORIES, STILL, DROPPED = (
-    "own full batch", "histories", "histories, moving no rows", "same batches, no histories",
+FULL, HISTORIES, NO_TRANSFERS, DROPPED = (
+    "full batch", "histories", "histories, moving no rows", "same batches, no histories",
 )  # fmt: skip
 SHAPE = ("num_parts", "batch_size")
 SAMPLE = 0.005  # Seconds between samples of memory.
@@ -89,7 +89,7 @@ class Bench:
         self.chosen: Candidate | None = next(iter(fit), None)
         self._reasons = {FULL: self._explain(c for c in self.plan.candidates if c.steps == 1)}
         why = self._explain(several) or "there is one mini-batch, which is the full batch"
-        self._reasons |= {} if fit else dict.fromkeys((HISTORIES, STILL, DROPPED), why)
+        self._reasons |= {} if fit else dict.fromkeys((HISTORIES, NO_TRANSFERS, DROPPED), why)
         self.partition: gas.PartitionReport | None = None
 
     def _explain(self, candidates: Any) -> str:
@@ -97,7 +97,7 @@ class Bench:
         least = min((one.peak_bytes for one in candidates), default=0)
         if least <= self.plan.memory:
             return ""
-        return f"it is expected to take {human(least)}, of {human(self.plan.memory)}"
+        return f"needs about {human(least)}, the limit is {human(self.plan.memory)}"
 
     def __str__(self) -> str:
         if self.chosen is None or self.partition is None:
@@ -159,7 +159,7 @@ class Bench:
         order = torch.randperm(one.num_parts, generator=generator).split(one.batch_size)
         batches = [parts.sort().values.tolist() for parts in order]
         makers[HISTORIES] = partial(self._make_histories, graph, batches, one, True)
-        makers[STILL] = partial(self._make_histories, graph, batches, one, False)
+        makers[NO_TRANSFERS] = partial(self._make_histories, graph, batches, one, False)
         makers[DROPPED] = partial(self._make_dropped, graph, batches, one)
         return makers
 
@@ -245,7 +245,7 @@ def summarise(found: Mapping[str, Measured]) -> dict[str, Any]:
     """Return what was measured, for JSON: seconds, ratios, bytes, and seconds of each phase."""
     base = found[FULL].seconds
     contenders: dict[str, dict[str, Any]] = {}
-    for name in (FULL, HISTORIES, STILL, DROPPED):
+    for name in (FULL, HISTORIES, NO_TRANSFERS, DROPPED):
         one = found[name]
         if one.profile is None:
             contenders[name] = {"not measured": one.reason}
@@ -259,7 +259,7 @@ def summarise(found: Mapping[str, Measured]) -> dict[str, Any]:
             "phases": one.profile.seconds,
             "moved_bytes": one.profile.moved_bytes,
         }
-    times, still = found[HISTORIES].seconds, found[STILL].seconds
+    times, still = found[HISTORIES].seconds, found[NO_TRANSFERS].seconds
     overhead = median_ratio(times, still) - 1 if times and still else None
     return {"contenders": contenders, "transfer_overhead": overhead}
 

@@ -10,11 +10,11 @@ import torch
 
 import gas
 from gas.cli import main
-from gas.cli.bench import DROPPED, FULL, HISTORIES, STILL, Bench
+from gas.cli.bench import DROPPED, FULL, HISTORIES, NO_TRANSFERS, Bench
 from gas.cli.settings import Settings
 
 pytestmark = pytest.mark.requires("tyro")
-NAMES = [FULL, HISTORIES, STILL, DROPPED]
+NAMES = [FULL, HISTORIES, NO_TRANSFERS, DROPPED]
 
 
 def make(num_nodes=300, memory=None, model="sage", **changes):
@@ -72,7 +72,7 @@ def test_a_full_batch_that_exceeds_memory_is_not_measured(monkeypatch):
     full = min(one.peak_bytes for one in bench.plan.candidates if one.steps == 1)
     object.__setattr__(bench.plan, "memory", full - 1)
     candidates = [one for one in bench.plan.candidates if one.steps == 1]
-    assert bench._explain(candidates).startswith("it is expected to take ")
+    assert bench._explain(candidates).startswith("needs about ")
 
 
 def test_one_that_fails_leaves_the_others(monkeypatch):

@@ -96,7 +96,7 @@ class PlannedModel(HistoryModel):
     _check_io = staticmethod(check_transfers)
 
 
-class FullBatch(Call, Visitor):
+class FullBatchCall(Call, Visitor):
     """A call with a whole graph, which may write the histories."""
 
     model: PlannedModel
@@ -133,7 +133,7 @@ class FullBatch(Call, Visitor):
                 )
 
 
-class MiniBatch(FullBatch):
+class MiniBatchCall(FullBatchCall):
     """A call with a mini-batch: pushes in-batch rows and pulls the halo's, once for each history.
 
     Args:

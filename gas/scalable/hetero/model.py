@@ -18,7 +18,7 @@ from gas.loader import HeteroLoader, batches_in_order
 from gas.native import share_cores, skip_frame
 from gas.scalable.base import moved_bytes, preserve_modes
 from gas.scalable.call import StopForward, run_call
-from gas.scalable.hetero.call import FullBatch, MiniBatch, PlannedModel, check_norm
+from gas.scalable.hetero.call import FullBatchCall, MiniBatchCall, PlannedModel, check_norm
 from gas.scalable.hetero.layers import visit_layers
 from gas.scalable.hetero.plan import EDGES, add_ids, collect_inputs
 from gas.scalable.inference import fill_layers
@@ -88,7 +88,7 @@ class HeteroModel(PlannedModel):
             ValueError: If it isn't a mini-batch of the graph.
         """
         self._check(batch)
-        return run_call(MiniBatch(self, batch, push))
+        return run_call(MiniBatchCall(self, batch, push))
 
     def full_batch(self, data: HeteroData, fill: bool = False) -> Output:
         """Compute the outputs of all nodes of a graph, in one pass.
@@ -98,7 +98,7 @@ class HeteroModel(PlannedModel):
             fill: Write the embeddings of all nodes to the histories. (default: ``False``)
         """
         data = add_ids(with_csr_types(data)).to(self.device)
-        return run_call(FullBatch(self, data, fill))
+        return run_call(FullBatchCall(self, data, fill))
 
     def forward(self, data: HeteroData) -> Any:
         """Run the module on a graph, in the current call of the model."""
@@ -219,7 +219,7 @@ class HeteroModel(PlannedModel):
 
         def sweep(level: int) -> SweepOutputs:
             for batch in batches_in_order(loader):
-                out, call = None, MiniBatch(self, batch, level=level)
+                out, call = None, MiniBatchCall(self, batch, level=level)
                 is_whole = all(batch[k].batch_size == n for k, n in self.num_nodes.items())
                 with contextlib.suppress(StopForward), norms.watch_batch(is_whole=is_whole):
                     out = run_call(call)
