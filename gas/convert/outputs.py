@@ -319,7 +319,8 @@ class MismatchError(DifferentEdgesError):
         how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
         text = f"with {how}, because its layers take different graphs: use layers that all take "
         if transform is None and not inputs.by_value:
-            text = "when it is run again: it mustn't draw, nor count calls, nor change views of "
+            text = "when it is run again: it must not draw random numbers in evaluation, nor "
+            text += "count calls, nor change views of "
         end = "the same one"
         if text.endswith("of "):
             end = (
