@@ -23,6 +23,7 @@ from gas.convert.check import (
     make_layers,
 )
 from gas.convert.edge_dropout import take_edge_dropout
+from gas.convert.fixed_numbers import NUMBERS, training_mode
 from gas.convert.inputs import Inputs, copy_with_noise, eval_mode
 from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
 from gas.convert.layers import (
@@ -58,7 +59,7 @@ from gas.convert.rewrite import (
     spread_selected_rows,
     turn_ends,
 )
-from gas.convert.runs import CONSTANT, NUMBERS, training_mode
+from gas.convert.runs import CONSTANT
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.trace import DROP, Opened, is_layer, trace
 from gas.graph import is_row_per_edge

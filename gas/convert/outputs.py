@@ -16,12 +16,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Data
 
 from gas.convert.edge_layers import bind
+from gas.convert.fixed_numbers import NUMBERS, training_mode
 from gas.convert.inputs import Inputs, copy_value, eval_mode
 from gas.convert.kinds import ROWS, Values
 from gas.convert.known import is_close
 from gas.convert.modes import TRAINING
 from gas.convert.normalise import DifferentEdgesError, Normalise
-from gas.convert.runs import NUMBERS, training_mode
 from gas.convert.scope import join_columns
 from gas.graph import WEIGHT
 
