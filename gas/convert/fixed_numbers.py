@@ -17,12 +17,12 @@ from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import APPNP
 
-from gas.convert.modes import keep_modes
+from gas.scalable import preserve_modes
 
 DRAWS = (torch, "rand"), (random, "random"), (np.random, "rand"), (np.random, "random")
 NUMBERS = 0.999, 0.001  # With which random branches aren't taken, or are.
 
-# What random functions of numbers return in place of random ones, as they depend on these.
+# Random functions whose result also depends on an input: that result without randomness.
 OF_INPUTS: dict[str, Callable[..., Any]] = {
     "rrelu_with_noise": lambda number, x, noise, lower=1 / 8, upper=1 / 3, *_: (
         torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
@@ -97,7 +97,7 @@ def training_mode(net: Module, number: float) -> Iterator[FixedNumbers]:
     ]  # fmt: skip
     fixed = FixedNumbers(number)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(keep_modes(net, True))
+        stack.enter_context(preserve_modes(net, True))
         for each in net.modules():  # Weights of spectral norms change from call to call.
             parts = (each, *each._forward_pre_hooks.values())
             each.training &= not any("SpectralNorm" in type(part).__name__ for part in parts)

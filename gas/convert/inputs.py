@@ -26,10 +26,11 @@ from gas.convert.arguments import (
     refuse_ambiguous_weights,
 )
 from gas.convert.edge_layers import make_matrix
-from gas.convert.modes import TRAINING, keep_modes
+from gas.convert.modes import TRAINING
 from gas.convert.trace import GIVEN
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
 from gas.nn import deep_copy
+from gas.scalable import preserve_modes
 
 # Parameters of a call with a mini-batch, and of the graph that is made here.
 RESERVED = frozenset(
@@ -337,5 +338,5 @@ def like_tuple(value: Any, items: Sequence[Any]) -> Any:
 @contextlib.contextmanager
 def eval_mode(net: Module) -> Iterator[None]:
     """Set evaluation mode, without gradients, in this context."""
-    with keep_modes(net, False), torch.no_grad():
+    with preserve_modes(net, False), torch.no_grad():
         yield

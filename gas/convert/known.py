@@ -17,7 +17,8 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
-from gas.convert.modes import EDGE_CALLS, LINE, keep_modes
+from gas.convert.modes import EDGE_CALLS, LINE
+from gas.scalable import preserve_modes
 
 # Methods and attributes of a tensor that don't depend on its numbers.
 SHAPE_METHODS = ("size", "dim", "ndimension", "numel", "is_floating_point", "is_complex")
@@ -137,7 +138,7 @@ class KnownValues:
             with torch.no_grad():
                 return evaluate_node(self.root, node, value_of)
         try:
-            with keep_modes(self.root.get_submodule(str(node.target)), False), torch.no_grad():
+            with preserve_modes(self.root.get_submodule(str(node.target)), False), torch.no_grad():
                 return evaluate_node(self.root, node, value_of)
         finally:
             if len(EDGE_CALLS) > calls:

@@ -18,10 +18,10 @@ from gas.convert.kinds import EDGES, ROWS, SELECTED, Values, function_name
 from gas.convert.known import FACTORIES, is_close
 from gas.convert.layers import OnSomeEdges, call_product
 from gas.convert.matrices import PRODUCTS, add_products
-from gas.convert.modes import keep_modes
 from gas.convert.rewrite import changes_in_training, erase_unused
 from gas.convert.trace import Added, get_module, is_layer
 from gas.nn import SimpleConv
+from gas.scalable import preserve_modes
 
 MESSAGES = "_messages_"  # The prefix of the names of such layers.
 # Functions of tensors whose numbers they don't read.
@@ -358,7 +358,7 @@ def _find_product(
     kept = record[masks[0]] if masks else slice(None)
     names = dict(PRODUCTS)
     try:
-        with keep_modes(parts), torch.no_grad():
+        with preserve_modes(parts), torch.no_grad():
             for training, scale in ((True, 1.0), (False, 1e6), (True, 1e-3)):  # Limits would show.
                 parts.train(training)
                 drawn = [scale * torch.randn_like(each) for each in (x, *weight)]

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
 
 from gas.convert.check import Conversion
-from gas.convert.modes import TRAINING, keep_modes
+from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
 from gas.convert.preparation import PREPARED, check_unprepared
 from gas.convert.runs import CONSTANT
@@ -22,7 +22,7 @@ from gas.graph import Adjacency, find_original_graph
 from gas.history import Features, Rows, first_rows
 from gas.loader import SubData
 from gas.nn import ProjectedConv, has_hooks
-from gas.scalable import ScalableGNN, adjacency, attributes, compute_dtype
+from gas.scalable import ScalableGNN, adjacency, attributes, compute_dtype, preserve_modes
 
 
 class _LayerAlone(Module):
@@ -273,7 +273,7 @@ class Converted(ScalableGNN):
 
 def _find_unlike(net: Module, mode: bool) -> list[str]:
     """Return the names of the parts that a module's ``train`` keeps in the other mode."""
-    with keep_modes(net, mode):
+    with preserve_modes(net, mode):
         return [name for name, each in net.named_modules() if name and each.training != mode]
 
 

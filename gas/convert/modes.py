@@ -16,12 +16,11 @@ import torch
 import torch_geometric.utils as pyg_utils
 from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_arg
-from torch.nn import Module
 from torch_geometric.utils.num_nodes import maybe_num_nodes
 
 TRAINING = "training"
-# The mode, or that it is a random branch, which a node notes that others compute nothing of.
 LINE = "line"  # What the user writes, which the node of an inner function notes.
+# Marks of nodes that are computed in one mode, or in a random branch, alone.
 IN_ONE_MODE, BRANCH = "in_one_mode", "random branch"
 RANDOM = (
     "it draws random numbers in a way that isn't known: skip layers by torch.rand(1) < p, in "
@@ -149,26 +148,8 @@ def draw_flag(training: Any, p: float, rest: bool = False) -> Any:
     return bool(torch.rand(()) < p) if training else rest
 
 
-@contextmanager
-def keep_modes(net: Module, mode: bool | None = None) -> Iterator[None]:
-    """Restore whether a module, and each of its parts, is training, at the end of this context.
-
-    Args:
-        net: The module.
-        mode: Set this mode at first. (default: leave it)
-    """
-    modes = [(each, each.training) for each in net.modules()]
-    try:
-        if mode is not None:
-            net.train(mode)
-        yield
-    finally:
-        for each, before in modes:
-            each.training = before
-
-
 class ModeMerger:
-    """Merges evaluation, or a random branch of training, into a module's graph in training.
+    """Merge evaluation, or a random branch of training, into a module's graph in training.
 
     Both are computed, and the value of one of them is read.
 

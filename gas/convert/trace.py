@@ -28,10 +28,10 @@ from gas.convert.modes import (
     RANDOM,
     TRAINING,
     ModeMerger,
-    keep_modes,
 )
 from gas.convert.runs import Runs, answer_questions, check_states, merge_random_branches
 from gas.nn import NeverExactError, SimpleConv, check_exact
+from gas.scalable import preserve_modes
 
 # Layers that propagate several times without a transformation in between; unrolled into hops.
 UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
@@ -265,7 +265,7 @@ def trace(
     runs, size = Runs(net, make_tracer, finish), 0
     merge = functools.partial(ModeMerger, name, is_dropout=functools.partial(is_dropout, net))
     try:
-        with keep_modes(net), _unroll_layers(net, opened), answer_questions(runs.branches):
+        with preserve_modes(net), _unroll_layers(net, opened), answer_questions(runs.branches):
             graphs.append(runs.run(True))
             size, found = len(graphs[0].nodes), runs.branches.found
             graphs.append(runs.run(False))

@@ -94,8 +94,7 @@ class TransferEngine:
         self._submitting: list[Job] = []
         self._closed = False
         self._engine, self._policies = make_engine(self.threads, MAX_PENDING_JOBS)
-        self.has_workers = extension.C is not None
-        """Whether jobs can overlap with the computation: only with the extension."""
+        self.has_workers = extension.C is not None  # Then jobs overlap with the computation.
         # The workers must end before Python does, which frees the memory that they write to.
         self._finalizer = weakref.finalize(self, _close, self._engine, self._process, self._alive)
 

@@ -206,14 +206,21 @@ def set_banks(model: HistoryModel, number: int) -> None:
 
 
 @contextlib.contextmanager
-def preserve_modes(module: torch.nn.Module) -> Iterator[None]:
-    """Restore the training mode of a module and of each of its submodules afterwards."""
+def preserve_modes(module: torch.nn.Module, mode: bool | None = None) -> Iterator[None]:
+    """Restore the training mode of a module and of each of its submodules afterwards.
+
+    Args:
+        module: The module.
+        mode: Call ``module.train(mode)`` first. (default: leave the modes)
+    """
     modes = [(each, each.training) for each in module.modules()]
     try:
+        if mode is not None:
+            module.train(mode)
         yield
     finally:
-        for each, mode in modes:
-            each.training = mode
+        for each, before in modes:
+            each.training = before
 
 
 def history_widths(hidden_channels: int | Sequence[int], num_layers: int) -> list[int]:

@@ -291,7 +291,8 @@ class GraphNorms:
         A layer that repeats the computation of an earlier one doesn't count as another call.
 
         Returns:
-            Whether each norm was called once, so that evaluation mode normalises by the same.
+            ``True`` if each norm was called once: evaluation mode then normalises by the same
+            statistics as this pass.
         """
         calls: dict[int, list[tuple[int, Moments]]] = {}
         for (layer, number, _), moments in self._known.items():

@@ -326,6 +326,7 @@ def test_what_augmentation_excludes(options, message):
         ("layerwise", "layerwise", False),
         ("full", "layerwise", True),
         ("full", "none", False),
+        ("layerwise", "none", False),
         ("layerwise", "none", True),
     ],
 )

@@ -1,4 +1,4 @@
-"""What modules do in training alone: it is done, too, or refused."""
+"""Conversion of modules that compute something in training alone."""
 
 import copy
 import random
@@ -22,6 +22,15 @@ def single_batch(model, data):
     graph = gas.cluster(data, 1, model=model, log=False)
     (batch,) = gas.SubgraphLoader(graph, log=False)
     return batch, graph.perm[batch.n_id]
+
+
+def check_both_modes(net, data):
+    """Check that a module converts, and returns the same in training and in evaluation."""
+    model = gas.to_scalable(net, data)
+    batch, nodes = single_batch(model, data)
+    for mode in (True, False):
+        expected = net.train(mode)(data.x, data.edge_index)[nodes]
+        torch.testing.assert_close(model.train(mode)(batch), expected)
 
 
 class KeepsStatistics(nn.Module):
@@ -208,11 +217,7 @@ def test_outputs_of_another_type_in_training_are_refused(change):
 )
 def test_one_output_may_differ_in_training(change):
     net, data = ends(change), random_graph()
-    model = gas.to_scalable(net, data)
-    batch, nodes = single_batch(model, data)
-    for mode in (True, False):
-        expected = net.train(mode)(data.x, data.edge_index)[nodes]
-        torch.testing.assert_close(model.train(mode)(batch), expected)
+    check_both_modes(net, data)
 
 
 def skipping(net, x, edge_index):
@@ -288,11 +293,7 @@ def inverted(net, x, edge_index):
 @pytest.mark.parametrize("forward", [of_constants, inverted])
 def test_constants_of_a_mode_and_masks_that_are_written_twice(forward):
     net, data = net_of(forward, lin=nn.Linear(8, 8)), random_graph()
-    model = gas.to_scalable(net, data)
-    batch, nodes = single_batch(model, data)
-    for mode in (True, False):
-        expected = net.train(mode)(data.x, data.edge_index)[nodes]
-        torch.testing.assert_close(model.train(mode)(batch), expected)
+    check_both_modes(net, data)
 
 
 def other_mask(net, x, edge_index):
