@@ -4,40 +4,27 @@ All are written from the papers, or from their descriptions, for GraphSAGE of Py
 ``gas.fit`` on the batches of plain histories. Each says what it changes of :class:`SAGE`, which
 gives the results of plain histories at about their cost. Only batches that are trained on are
 changed: evaluation is of the whole graph.
-
-``pyg_autoscale`` is the package ``torch_geometric_autoscale`` itself, with GraphSAGE written on its
-base class. It needs torch-sparse and its compiled functions.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from contenders import without_pinning
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.transforms import ToSparseTensor
 
 import gas
 from gas.history import Rows
 from gas.nn import Adjacency, Neighbours, fuse, spmm
 from gas.training import Callback, Progress
 
-
-class Prepared(NamedTuple):
-    """A model, the graph to train it on, and further options of ``gas.fit``."""
-
-    model: gas.ScalableGNN
-    graph: Data
-    options: dict[str, Any]
-
-
-# Of plain histories, the module that they were made of, and the clustered graph.
+Prepared = tuple[gas.ScalableGNN, Data, dict[str, Any]]  # The dictionary has options of gas.fit.
+# Takes plain histories, the module that they were made of, and the clustered graph.
 Make = Callable[[gas.ScalableGNN, torch.nn.Module, Data], Prepared]
 
 
@@ -72,12 +59,12 @@ class SAGE(gas.ScalableGNN):
     def convolve(self, layer: int, rows: Any, adj_t: Any, args: Any) -> Tensor:
         """Compute a layer up to its norm, of shape ``[batch_size, width]``."""
         if layer == 0:
-            return self.transform(0, *self.first_inputs(rows[: adj_t.size(0)]))
+            return self.first_layer(rows[: adj_t.size(0)])
         return self.net.convs[layer](Neighbours(adj_t, None, None).layer_input(rows), adj_t)
 
-    def first_inputs(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the means over the neighbours of some nodes, and their features."""
-        return self.means[nodes], self.features[nodes]
+    def first_layer(self, nodes: Tensor, learns: bool = True) -> Tensor:
+        """Compute the first layer of some nodes up to its norm."""
+        return self.transform(0, self.means[nodes], self.features[nodes], learns)
 
     def transform(self, layer: int, means: Tensor, own: Tensor, learns: bool = True) -> Tensor:
         """Apply a layer's weights to means over neighbours and to the nodes' own rows."""
@@ -88,7 +75,7 @@ class SAGE(gas.ScalableGNN):
 
     def activate(self, layer: int, z: Tensor) -> Tensor:
         """Apply a layer's norm and activation."""
-        return self.net.norms[layer](z).relu() if self.net.norm else z.relu()
+        return self.net.norms[layer](z).relu()
 
     def activate_halo(self, layer: int, z: Tensor, own: Tensor) -> Tensor:
         """Apply a layer's norm, by the statistics of the batch's own rows, and activation."""
@@ -147,7 +134,7 @@ class FirstLayerFresh(SAGE):
         if layer or not is_trained(args):
             return pulled
         with torch.no_grad():
-            fresh = self.transform(0, *self.first_inputs(rows[args[0] :]))
+            fresh = self.first_layer(rows[args[0] :])
             return Rows(pulled.own, self.activate_halo(0, fresh, z))
 
 
@@ -159,15 +146,14 @@ class Momentum(SAGE):
     messages from other nodes than those of the batch.
     """
 
-    beta, stores = 0.5, True
+    beta = 0.5
 
     def halo_edges(self, args: Any) -> Adjacency:
         """Return the edges from batch and halo to the halo, weighted by its degrees."""
         n_id, halo = args[1], args[1][args[0] :]
         position = torch.full((self.num_nodes,), -1)
         position[n_id] = torch.arange(n_id.numel())
-        count = self.degree[halo].long()
-        count[self.edges.degree()[halo] == 0] = 0
+        count = self.edges.degree()[halo].long()
         row = torch.repeat_interleave(torch.arange(halo.numel()), count)
         first = self.edges.rowptr.long()[halo] - (count.cumsum(0) - count)
         col = position[self.edges.col[first[row] + torch.arange(row.numel())].long()]
@@ -176,32 +162,24 @@ class Momentum(SAGE):
         weight = (1 / self.degree[halo].to(self.features.dtype))[row]
         return Adjacency.from_valid_csr(rowptr.int(), col.int(), weight, n_id.numel())
 
-    def convolve(self, layer: int, rows: Any, adj_t: Any, args: Any) -> Tensor:
-        if layer == 0 and is_trained(args):
-            self.inside = self.halo_edges(args)
-        return super().convolve(layer, rows, adj_t, args)
-
-    def convolve_halo(self, layer: int, rows: Tensor, batch_size: int) -> Tensor:
+    def convolve_halo(self, layer: int, rows: Tensor, args: Any) -> Tensor:
         """Compute the halo's rows of a layer up to its norm, by constant weights."""
+        own = rows[args[0] :]
         if layer == 0:
-            return self.transform(0, *self.first_inputs(rows[batch_size:]), learns=False)
-        return self.transform(layer, spmm(self.inside, rows), rows[batch_size:], learns=False)
-
-    @torch.no_grad()
-    def mix(self, layer: int, rows: Any, z: Tensor, stored: Tensor, args: Any) -> Tensor:
-        """Return the halo's mixed rows."""
-        rows = rows.tensor() if isinstance(rows, Rows) else rows
-        fresh = self.activate_halo(layer, self.convolve_halo(layer, rows, args[0]), z)
-        mixed = stored + self.beta * (fresh - stored)
-        self.histories[layer].push(mixed, args[1][args[0] :])
-        return mixed
+            self.inside = self.halo_edges(args)
+            return self.first_layer(own, learns=False)
+        return self.transform(layer, spmm(self.inside, rows), own, learns=False)
 
     def exchange(self, layer: int, rows: Any, z: Tensor, args: Any) -> Any:
         pulled = super().exchange(layer, rows, z, args)
         if not is_trained(args):
             return pulled
-        stored = pulled.halo_tensor()
-        return Rows(pulled.own, self.mix(layer, rows, z, stored, args))
+        with torch.no_grad():
+            rows, stored = rows.tensor() if layer else rows, pulled.halo_tensor()
+            fresh = self.activate_halo(layer, self.convolve_halo(layer, rows, args), z)
+            mixed = stored + self.beta * (fresh - stored)
+        self.histories[layer].push(mixed, args[1][args[0] :])
+        return Rows(pulled.own, mixed)
 
 
 class BackwardLMC(SAGE):
@@ -238,8 +216,7 @@ class BackwardLMC(SAGE):
             halo = args[1][args[0] :]
             grad = self.tables[layer - 1][halo] / (self.degree[halo, None] * self.labels(args))
             grad = grad @ self.net.convs[layer].lin_l.weight.detach()
-            none = torch.zeros_like(rows.own, requires_grad=False)
-            sent = spmm(adj_t.remove_values(), Rows(none, grad))
+            sent = spmm(adj_t.remove_values(), Rows(torch.zeros_like(rows.own), grad))
             rows.own.register_hook(lambda grad: grad + sent)
         return z
 
@@ -256,17 +233,14 @@ class LMC(Momentum, BackwardLMC):
     def convolve(self, layer: int, rows: Any, adj_t: Any, args: Any) -> Tensor:
         if not is_trained(args):
             return SAGE.convolve(self, layer, rows, adj_t, args)
+        z, halo = SAGE.convolve(self, layer, rows, adj_t, args), args[1][args[0] :]
+        self.fresh = self.convolve_halo(layer, rows, args)
         if layer == 0:
-            self.inside = self.halo_edges(args)
-            halo = args[1][args[0] :]
             share = self.inside.degree() / self.degree[halo]
             self.share = (self.beta * share * (2 - share)).to(self.features.dtype)[:, None]
-        z = SAGE.convolve(self, layer, rows, adj_t, args)
-        self.fresh = self.convolve_halo(layer, rows, args[0])
-        if layer:
+        else:
             self.store_gradient(layer, z, args)
-            stored = self.tables[layer - 1][args[1][args[0] :]] / self.labels(args)
-            share = self.share
+            stored, share = self.tables[layer - 1][halo] / self.labels(args), self.share
             self.fresh.register_hook(lambda grad: stored + share * (grad - stored))
         if layer == self.net.num_layers - 1:
             z = z + 0.0 * self.fresh.sum()  # No loss of the halo, whose gradient is the table's.
@@ -369,7 +343,7 @@ def write_out(
     """Make a subclass of :class:`SAGE`, and a graph whose ``x`` are the numbers of its nodes."""
     numbered = graph.clone()
     numbered.x = torch.arange(graph.num_nodes, dtype=torch.float64).view(-1, 1)
-    return Prepared(kind(net, graph), numbered, options)
+    return kind(net, graph), numbered, options
 
 
 def call_back(
@@ -377,7 +351,7 @@ def call_back(
     *args: int,
 ) -> Prepared:  # fmt: skip
     """Train plain histories with a callback."""
-    return Prepared(model, graph, {"callbacks": [kind(model, graph, *args)]})
+    return model, graph, {"callbacks": [kind(model, graph, *args)]}
 
 
 FROM_PAPERS: dict[str, Make] = {
@@ -390,38 +364,3 @@ FROM_PAPERS: dict[str, Make] = {
     "TOP": partial(write_out, TOP),
     "first layer's halo fresh": partial(write_out, FirstLayerFresh),
 }
-
-
-class AutoscaleLoader:
-    """Mini-batches of pyg_autoscale, as those of PyG with the further arguments of its models."""
-
-    def __init__(self, data: Data, ptr: Tensor, batch_size: int) -> None:
-        from torch_geometric_autoscale import SubgraphLoader
-
-        without_pinning()
-        data = ToSparseTensor()(data)
-        self.loader = SubgraphLoader(data, ptr, batch_size, log=False, shuffle=True)
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Data]:
-        for batch, *args in self.loader:
-            batch.batch_size, batch.args = args[0], args
-            yield batch
-
-
-def to_autoscale(net: torch.nn.Module, num_nodes: int) -> Callable[[Data], Tensor]:
-    """Return GraphSAGE on the base class of pyg_autoscale, a function of a mini-batch."""
-    from torch_geometric_autoscale import ScalableGNN
-
-    class Autoscale(ScalableGNN):
-        def forward(self, x: Tensor, adj_t: Any, batch_size: int, *args: Tensor) -> Tensor:
-            for conv, norm, history in zip(net.convs, net.norms, self.histories, strict=False):
-                x = conv((x, x[:batch_size]), adj_t)
-                x = (norm(x) if net.norm else x).relu()
-                x = net.dropout(self.push_and_pull(history, x, batch_size, *args))
-            return net.convs[-1]((x, x[:batch_size]), adj_t)
-
-    model = Autoscale(num_nodes, net.hidden_channels, net.num_layers, device="cpu")
-    return lambda batch: model(batch.x, batch.adj_t, *batch.args)

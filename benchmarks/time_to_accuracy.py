@@ -35,8 +35,15 @@ from typing import Any
 
 import torch
 from common import load, markdown, mean_time, save
-from contenders import cluster_loader, neighbor_loader, saint_loader, to_adj_t
-from from_papers import FROM_PAPERS, AutoscaleLoader, Make, to_autoscale
+from contenders import (
+    AutoscaleLoader,
+    cluster_loader,
+    neighbor_loader,
+    saint_loader,
+    to_adj_t,
+    to_autoscale,
+)
+from from_papers import FROM_PAPERS, Make
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
@@ -314,6 +321,9 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="*", default=every, choices=every)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
+        "--seconds", type=float, help="of each contender (default: 3 times the full batch's)"
+    )
+    parser.add_argument(
         "--processor-time", action="store_true", help="for a machine with other work"
     )
     parser.add_argument("--name", default="time_to_accuracy", help="of the results, or a path")
@@ -330,7 +340,8 @@ def main() -> None:
         header = "graph, model, norm, lr, seed|contender|to the full batch's best less .5"
         header += "|with evaluation|over the full batch's|steps (over the full batch's)"
         header += "|best validation, %|its test, %|last ten, %|epochs|end"
-        for _ in chain(measure(case, get_data, args.seed, runs, args.contenders), [None]):
+        given = case, get_data, args.seed, runs
+        for _ in chain(measure(*given, args.contenders, args.seconds), [None]):
             lines = [line for each, done in cases.items() for line in rows_of(each, done)]
             save(args.name, {"cases": cases}, markdown(header.split("|"), lines))
 
