@@ -368,6 +368,8 @@ class AutoscaleLoader:
 
         without_pinning()
         data = T.ToSparseTensor()(data)
+        if data.x.layout != torch.strided:  # It takes rows, which PyTorch has of dense tensors.
+            data.x = data.x.to_dense()
         self.loader = SubgraphLoader(data, ptr, batch_size, log=False, shuffle=True)
 
     def __len__(self) -> int:

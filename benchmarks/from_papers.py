@@ -19,8 +19,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import gas
+from gas.graph import select_rows
 from gas.history import Rows
-from gas.nn import Adjacency, Neighbours, fuse, spmm
+from gas.nn import Adjacency, Neighbours, fuse, linear, spmm
 from gas.training import Callback, Progress
 
 Prepared = tuple[gas.ScalableGNN, Data, dict[str, Any]]  # The dictionary has options of gas.fit.
@@ -45,8 +46,15 @@ class SAGE(gas.ScalableGNN):
         self.net = fuse(net)
         self.edges = Adjacency.of(graph.edge_index, graph.num_nodes)
         self.degree = self.edges.degree().clamp(min=1)
-        self.features, self.means = graph.x, spmm(self.edges, graph.x, reduce="mean")
+        self.features, self.means = graph.x, self.average(graph.x)
         self.train_mask = graph.train_mask
+
+    def average(self, x: Tensor) -> Tensor:
+        """Return the means of features over neighbours; those of sparse features are sparse."""
+        if x.layout == torch.strided:
+            return spmm(self.edges, x, reduce="mean")
+        weight = (1 / self.degree.to(x.dtype)).repeat_interleave(self.edges.degree())
+        return self.edges.with_value(weight).to_torch_sparse() @ x
 
     def forward(self, x: Tensor, adj_t: Any, *args: Any) -> Tensor:
         """Compute the outputs of the nodes numbered in ``x``."""
@@ -64,14 +72,15 @@ class SAGE(gas.ScalableGNN):
 
     def first_layer(self, nodes: Tensor, learns: bool = True) -> Tensor:
         """Compute the first layer of some nodes up to its norm."""
-        return self.transform(0, self.means[nodes], self.features[nodes], learns)
+        inputs = (select_rows(x, nodes) for x in (self.means, self.features))
+        return self.transform(0, *inputs, learns=learns)
 
     def transform(self, layer: int, means: Tensor, own: Tensor, learns: bool = True) -> Tensor:
         """Apply a layer's weights to means over neighbours and to the nodes' own rows."""
         conv = self.net.convs[layer]
         weights = (conv.lin_l.weight, conv.lin_l.bias, conv.lin_r.weight)
         left, bias, right = weights if learns else (weight.detach() for weight in weights)
-        return F.linear(means, left, bias) + F.linear(own, right)
+        return linear(means, left, bias) + linear(own, right)
 
     def activate(self, layer: int, z: Tensor) -> Tensor:
         """Apply a layer's norm and activation."""
@@ -194,7 +203,8 @@ class BackwardLMC(SAGE):
     def __init__(self, net: torch.nn.Module, graph: Data, **options: Any) -> None:
         super().__init__(net, graph, **options)
         widths = [conv.out_channels for conv in net.convs[1:]]
-        self.tables = [graph.x.new_zeros(graph.num_nodes, width) for width in widths]
+        shapes = [(graph.num_nodes, width) for width in widths]
+        self.tables = [torch.zeros(shape, dtype=graph.x.dtype) for shape in shapes]
 
     def labels(self, args: Any) -> int:
         """Return the number of nodes of a batch that have a loss."""
