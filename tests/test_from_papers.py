@@ -59,9 +59,11 @@ def train(papers, kind, **attributes):
     return run.loss, torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def test_plain_histories_are_those_of_a_converted_model(papers):
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_plain_histories_are_those_of_a_converted_model(papers, is_sparse):
     torch.manual_seed(0)
     data = with_masks(planted_partition(300), num_splits=1)
+    data.x = data.x.to_sparse_csr() if is_sparse else data.x
     losses = []
     for writes in (False, True):
         torch.manual_seed(0)
