@@ -280,11 +280,12 @@ def measure(
         runs[FULL] = start(FULL, float("inf"))
         yield
     best = max(range(len(runs[FULL]["val"])), key=runs[FULL]["val"].__getitem__)
+    seconds = 3 * runs[FULL]["seconds"][best] if most_seconds is None else most_seconds
     for contender in contenders:
         if contender in FROM_PAPERS and not kind.startswith("SAGE"):
             continue
         if contender not in runs:
-            runs[contender] = start(contender, most_seconds or 3 * runs[FULL]["seconds"][best])
+            runs[contender] = start(contender, seconds)
             yield
 
 
