@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch_geometric
 from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Data
 
 _WRITTEN = re.compile(r"_(propagate|edge_updater)_\w+\.py$")  # What PyG writes for its layers.
 LONGEST = 100  # Characters of a line that is shown.
@@ -50,3 +52,26 @@ def is_own(error: BaseException) -> bool:
     """Return whether an error is one of this library's, whose text says what to do."""
     frames = traceback.extract_tb(error.__traceback__)
     return isinstance(error, ValueError) and frames[-1].filename.startswith(_LIBRARIES[-1])
+
+
+def find_lacking(error: Exception, graph: Any) -> str:
+    """Return how to give the attribute of a graph that a module asks for in vain, or ""."""
+    read = [] if graph is None else sorted(graph.read)
+    for name in [key for key in read if key not in graph and not hasattr(Data, key)]:
+        if f"'{name}'" in str(error) or "NoneType" in str(error):
+            return f"the graph has no {name!r}: set data.{name}, or name it as the graph does"
+    return ""
+
+
+def find_differing_type(net: Module, values: Mapping[str, Any]) -> str:
+    """Return how to convert an attribute of another precision than the parameters, or ""."""
+    kinds = {p.dtype for p in net.parameters() if p.is_floating_point()}
+    for name, value in values.items():
+        is_number = isinstance(value, Tensor) and value.is_floating_point() and len(kinds) == 1
+        if is_number and value.dtype not in kinds:
+            (kind,) = kinds
+            return (
+                f"{name!r} is of {value.dtype} and the parameters of {kind}: convert it, "
+                f"data.{name} = data.{name}.to({kind})"
+            )
+    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,13 @@ from gas.convert.arguments import (
     refuse_ambiguous_weights,
 )
 from gas.convert.edge_layers import make_matrix
-from gas.convert.failures import describe_error, describe_values, is_own
+from gas.convert.failures import (
+    describe_error,
+    describe_values,
+    find_differing_type,
+    find_lacking,
+    is_own,
+)
 from gas.convert.kept import keep_attributes, set_attributes
 from gas.convert.matrices import TracedMatrix
 from gas.convert.modes import TRAINING
@@ -112,12 +118,11 @@ class Inputs:
         """Return values with a matrix of the edges and weights among them."""
         out = dict(values)
         adj_t, weight = out.pop(self.edges), out.pop(WEIGHT, None)
+        sizes = (out[self.counted].size(0),) * 2
         if issubclass(type(adj_t), Proxy):
-            size = out[self.counted].size(0)
-            adj_t = TracedMatrix(adj_t[1], adj_t[0], weight, (size, size))
+            adj_t = TracedMatrix(adj_t[1], adj_t[0], weight, sizes)
         elif isinstance(adj_t, Tensor):
-            size = out[self.counted].size(0)
-            adj_t = make_matrix(adj_t, weight, (size, size), self.layout)
+            adj_t = make_matrix(adj_t, weight, sizes, self.layout)
         return {**out, self.matrix: adj_t}
 
     def in_call(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,8 +181,8 @@ class Inputs:
             ]:
                 how += f", which has no {lacking[0]!r}, of many graphs or samples of one"
             cure = (
-                _find_lacking(error, given.get(self.graph))
-                or _differing_type(net, values)
+                find_lacking(error, given.get(self.graph))
+                or find_differing_type(net, values)
                 or (f"forward must run on graphs of any size, here {describe_values(values)}")
             )
             how += f": {describe_error(error)}" + ("" if is_own(error) else f"; {cure}")
@@ -185,35 +190,11 @@ class Inputs:
                 f"{type(net).__name__} can't be run on a small graph like this one, with "
                 f"{', '.join(values)}{how}"
             ) from error
-        keeps = bool(changed)
         if not self.graph:
-            return out, replace(self, keeps=keeps)
+            return out, replace(self, keeps=bool(changed))
         read = given[self.graph].read | ({WEIGHT} if self.matrix else set())
         names = [name for name in self.names if name in read]
-        return out, replace(self, names=names, keeps=keeps)
-
-
-def _find_lacking(error: Exception, graph: Any) -> str:
-    """Return how to give the attribute of a graph that a module asks for in vain, or ""."""
-    read = [] if graph is None else sorted(graph.read)
-    for name in [key for key in read if key not in graph and not hasattr(Data, key)]:
-        if f"'{name}'" in str(error) or "NoneType" in str(error):
-            return f"the graph has no {name!r}: set data.{name}, or name it as the graph does"
-    return ""
-
-
-def _differing_type(net: Module, values: Mapping[str, Any]) -> str:
-    """Return how to convert an attribute of another precision than the parameters, or ""."""
-    kinds = {p.dtype for p in net.parameters() if p.is_floating_point()}
-    for name, value in values.items():
-        is_number = isinstance(value, Tensor) and value.is_floating_point() and len(kinds) == 1
-        if is_number and value.dtype not in kinds:
-            (kind,) = kinds
-            return (
-                f"{name!r} is of {value.dtype} and the parameters of {kind}: convert it, "
-                f"data.{name} = data.{name}.to({kind})"
-            )
-    return ""
+        return out, replace(self, names=names, keeps=bool(changed))
 
 
 def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
@@ -307,8 +288,17 @@ def has_forward(net: Module) -> bool:
     return type(net).forward is not Module.forward or "forward" in vars(net)
 
 
-def node_table_error(net: Module, data: Data, error: ValueError) -> ValueError | None:
-    """Return the error of a module that has a table of all nodes; ``None`` if it has none."""
+def node_table_error(
+    net: Module, data: Data, error: ValueError, emptied: Collection[str] = ()
+) -> ValueError | None:
+    """Return the error of a module that has a table of all nodes; ``None`` if it has none.
+
+    Args:
+        net: The module.
+        data: The graph.
+        error: What it raises.
+        emptied: Attributes that it computes of the graph itself. (default: none)
+    """
     size, matrices = data.num_nodes, []
     for name, weight in net.named_parameters():
         if "node_id" in data or weight.dim() != 2 or size not in weight.shape:
@@ -324,8 +314,9 @@ def node_table_error(net: Module, data: Data, error: ValueError) -> ValueError |
         for name, value in {**vars(module), **module._buffers}.items():
             sizes = value.sizes if hasattr(value, "sparse_sizes") else None
             shape: Any = getattr(value, "shape", ()) if sizes is None else sizes()
-            if len(shape) > 0 and shape[0] == size and not isinstance(value, Module):
-                tables.append((f"{prefix}.{name}".lstrip("."), name))
+            full_name = f"{prefix}.{name}".lstrip(".")
+            if len(shape) > 0 and shape[0] == size and full_name not in emptied:
+                tables.append((full_name, name))
                 matrices += [name] * (tuple(shape) == (size, size))
     if not tables:
         return None

@@ -148,9 +148,16 @@ def _find(net: Module, name: str) -> Any:
 
 def _rows(value: Any) -> list[Any]:
     """Return the tensors of some dimension in an attribute, and those of matrices in it."""
-    leaves = [each for each in tree_leaves(value) if not isinstance(each, Module)]
-    parts = [part for each in leaves for part in (each.coo() if hasattr(each, "coo") else (each,))]
-    return [each for each in parts if isinstance(each, Tensor) and each.dim() > 0]
+    found: list[Any] = []
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor) and leaf.layout != torch.strided:
+            matrix = leaf.to_sparse_coo().coalesce()
+            found += [matrix.indices(), matrix.values()]
+        elif hasattr(leaf, "coo") and not isinstance(leaf, Module):
+            found += leaf.coo()
+        else:
+            found.append(leaf)
+    return [each for each in found if isinstance(each, Tensor) and each.dim() > 0]
 
 
 def _are_equal(value: Any, other: Any) -> bool:

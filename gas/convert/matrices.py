@@ -209,7 +209,7 @@ class TracedMatrix:
 
     @property
     def storage(self) -> SimpleNamespace:
-        """What a SparseTensor stores."""
+        """Return what a SparseTensor stores."""
         return SimpleNamespace(
             row=lambda: self.row,
             col=lambda: self.col,

@@ -179,7 +179,7 @@ def _convert_opening(
             if different is not None and different.is_last_word:
                 raise ValueError(str(different)) from different
             has_run = error.__cause__ is not None  # Otherwise, it failed for a known reason.
-            is_table = has_run and not choices.emptied
-            if is_table and (table := node_table_error(net, data, error)) is not None:
+            table = node_table_error(net, data, error, choices.emptied) if has_run else None
+            if table is not None:
                 raise table from error
             raise
