@@ -63,9 +63,7 @@ def replace_products(net: Module, graph: Graph, edges: str) -> None:
         if not is_product or len(node.args) != 2 or not {"reduce"}.issuperset(node.kwargs):
             continue
         matrix, x = node.args
-        if matrix is source and x is source:
-            raise matrix_error("product with itself")
-        if matrix is source:
+        if matrix is source and x is not source:
             with graph.inserting_before(node):
                 name = _product_name(str(node.kwargs.get("reduce", "sum")))
                 made = graph.call_module(name, (x, matrix))

@@ -626,9 +626,6 @@ CASES = {
     "a dense matrix": lambda t: convert(
         lambda net, x, edge_index: to_dense_adj(edge_index, max_num_nodes=x.size(0))[0] @ x
     ),
-    "a matrix by itself": lambda t: convert(
-        lambda net, x, adj_t: (adj_t @ adj_t) @ x, "x, adj_t", data=with_matrix()
-    ),
     "a matrix transposed": lambda t: convert(transposing, "x, adj_t", data=with_matrix()),
     "a matrix that is asked": lambda t: convert(
         branching_on_a_matrix, "x, adj_t", data=with_matrix()
