@@ -47,6 +47,7 @@ UNREACHED = [
     ("convert/conversion.py", "raise conflict", "has each layer normalise its own edges"),
     ("convert/check.py", "raise AssertionError", "stands for histories where none are read"),
     ("convert/runs.py", "raise InexactLayerError", "has the layer followed; others say why"),
+    ("convert/conversion.py", "raise InexactLayerError", "has the layer followed; others say why"),
     (
         "scalable/hetero/call.py",
         "raise StopForward",

@@ -277,6 +277,7 @@ class Conversion:
     * ``transform``: the transform of the whole graph; ``constants``: tensors of the traced graph.
     * ``outputs``: what the module returns; ``opened``: types of layers that were followed.
     * ``added``: layers that the module doesn't have as such, as functions of it.
+    * ``emptied``: attributes to empty in copies of the module, as they are of its graph.
     * ``numbers``: the numbers among the nodes' values on the small graph, ``None`` for others.
     """
 
@@ -292,6 +293,7 @@ class Conversion:
     numbers: Values = field(default_factory=dict)
     opened: Opened = ()
     added: Added = field(default_factory=dict)
+    emptied: dict[str, Any] = field(default_factory=dict)
 
     def check_on(self, data: Data) -> None:
         """Check on a sample of the user's graph that the layers are exact on mini-batches.
@@ -310,7 +312,8 @@ class Conversion:
         with torch.random.fork_rng(devices=devices):
             torch.default_generator.manual_seed(0)  # Generators of other devices don't change.
             try:
-                mine, sample = copy_with_noise(self.net), sample.to(device)
+                mine = copy_with_noise(self.net, self.emptied)
+                sample = sample.to(device)
                 expected = self.inputs.run_in_layout(mine, sample)
             except Exception:  # A module may raise anything; only the small graph is checked then.
                 return
@@ -329,7 +332,7 @@ class Conversion:
             return None
         out = subsample(listed, sorted(names), MOST_NODES, MOST_EDGES)
         if self.inputs.reads_adj_t(data):
-            if WEIGHT not in out:
+            if WEIGHT not in out and not self.inputs.matrix:
                 out.edge_weight = torch.ones(out.num_edges)
             out.adj_t = self.inputs.to_matrix(out)
             del out.edge_index, out.edge_weight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
 from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
 
 from gas.convert.check import (
     Conversion,
@@ -23,8 +24,10 @@ from gas.convert.check import (
     make_layers,
 )
 from gas.convert.edge_dropout import take_edge_dropout
+from gas.convert.edge_layers import InexactLayerError
 from gas.convert.fixed_numbers import NUMBERS, training_mode
 from gas.convert.inputs import Inputs, copy_with_noise, eval_mode
+from gas.convert.kept import CONSTANT
 from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
 from gas.convert.layers import (
     LayerCall,
@@ -43,6 +46,7 @@ from gas.convert.normalise import (
 )
 from gas.convert.outputs import (
     check_outputs,
+    find_draws,
     record,
     record_checked,
     record_values,
@@ -59,7 +63,6 @@ from gas.convert.rewrite import (
     spread_selected_rows,
     turn_ends,
 )
-from gas.convert.runs import CONSTANT
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.trace import DROP, Opened, is_layer, trace
 from gas.graph import is_row_per_edge
@@ -76,12 +79,14 @@ class Choices:
     * ``on_matrix``: whether layers read the values of a matrix.
     * ``on_own_edges``: whether each layer normalises the edges that it is given.
     * ``is_turned``: whether messages go from ``edge_index[1]`` to ``edge_index[0]``.
+    * ``emptied``: attributes that the module has computed of the graph, and their empty values.
     """
 
     opened: Opened = ()
     on_matrix: bool = False
     on_own_edges: bool = False
     is_turned: bool = False
+    emptied: dict[str, Any] = field(default_factory=dict)
 
 
 def convert_module(
@@ -101,12 +106,12 @@ def convert_module(
     Raises:
         ValueError: If the module can't be converted in these ways.
     """
-    name = type(net).__name__
-    copied = copy_with_noise(net)
+    copied = copy_with_noise(net, choices.emptied)
     with explain_failures(net):
         graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
-        trained = run_in_training(copied, inputs, graphs[0], expected)
-    graph = _trace(copied, inputs, wanted, graphs, choices.opened)
+        trained, caches = run_in_training(copied, inputs, graphs, expected)
+    draws = partial(find_draws, copied, inputs, graphs[0])
+    graph = _trace(copied, inputs, wanted, graphs, choices.opened, caches)
     num_dropped = sum(DROP in node.meta for node in graph.nodes)
     if choices.is_turned:
         turn_ends(graph, record_values(copied, graph, inputs, graphs[:1], (), None)[0])
@@ -125,8 +130,8 @@ def convert_module(
     selecting = wrap_selecting_layers(copied, graph, inputs.edges)
     given = [*normalised, *weighted]
     fixed = trained[:1] if num_dropped else trained  # For the first, no edges are dropped.
-    rerun = partial(record_checked, copied, graph, expected, inputs, graphs, transform, fixed)
-    outputs, records = rerun(given)
+    run = partial(record_checked, copied, graph, expected, inputs, graphs, transform, fixed, draws)
+    outputs, records = run(given)
     counts = [(each.num_nodes, each.num_edges) for each in graphs]
     kinds = find_value_kinds(graph, records, counts)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
@@ -137,9 +142,9 @@ def convert_module(
     if projected is not None or products is not None or messages:
         weighted = layers_without_weights(copied, graph) if inputs.by_value else []
         given = [*normalised, *weighted]
-        outputs, records = rerun(given)
+        outputs, records = run(given)
         kinds = find_value_kinds(graph, records, counts)
-    check_outputs(outputs, kinds, records[0], counts[0][0], name)
+    check_outputs(outputs, kinds, records[0], counts[0][0], type(net).__name__)
     with eval_mode(copied):
         check_rows(copied, graph, kinds, records, counts[0])
     fuse(copied)
@@ -147,13 +152,13 @@ def convert_module(
         describe_call(copied, node, kinds, source, normalised, weighted)
         for node in graph.nodes if is_layer(copied, node)
     ]  # fmt: skip
-    check_edges(name, source, calls, num_dropped)
+    check_edges(type(net).__name__, source, calls, num_dropped)
     train = partial(record, copied, graph, inputs, graphs[0], given)
     _find_forms(copied, graph, calls, kinds, records[0], graphs[0], train, len(trained))
     return _make_model(
         copied, data, records[0], options,
         Conversion(net, inputs, graph, kinds, calls, given, prepared or transform,
-            outputs, opened=choices.opened, added=added,
+            outputs, opened=choices.opened, added=added, emptied=choices.emptied,
         ),
     )  # fmt: skip
 
@@ -188,19 +193,29 @@ def _move_preparation(
 
 
 def _trace(
-    net: Module, inputs: Inputs, wanted: dict[str, Any], graphs: Sequence[Data], opened: Opened
-) -> Graph:
-    """Trace a module's method, and remove unused inputs."""
+    net: Module, inputs: Inputs, wanted: dict[str, Any], graphs: Sequence[Data], opened: Opened,
+    caches: Sequence[str],
+) -> Graph:  # fmt: skip
+    """Trace a module's method, and remove unused inputs.
+
+    Raises:
+        InexactLayerError: If a layer of the user's own keeps what it computes in its first call.
+    """
+    for name in caches:
+        layer = net.get_submodule(name.rpartition(".")[0])
+        if isinstance(layer, MessagePassing) and type(layer) not in opened:
+            raise InexactLayerError(f"'{name}' is computed in the first call alone", layer)
     given = (*inputs.names, inputs.edges)
     named = ["x" if key == inputs.features else key for key in wanted]
-    order = list(given) if inputs.graph else [key for key in named if key in given]
-    known = (*order, inputs.graph, inputs.features)
+    is_named = not inputs.graph and not inputs.matrix
+    order = [key for key in named if key in given] if is_named else list(given)
+    known = (*order, inputs.graph, inputs.features, inputs.matrix)
     fixed = {key: default for key, default in wanted.items() if key not in known}
     samples = [inputs.values(each) for each in graphs]
     counts = [int(each.num_nodes or 0) for each in graphs]
     graph = trace(
         net, inputs.method, order, inputs.in_call, fixed, samples, counts, inputs.edges,
-        follow_changes, opened,
+        follow_changes, opened, caches,
     )  # fmt: skip
     attributes = [name for name in inputs.names if is_row_per_edge(graphs[0], name)]
     take_edge_dropout(net, graph, inputs.edges, attributes)

@@ -52,13 +52,14 @@ class OnMatrix(WrappedLayer):
         return layer(**given, **{self.edges: matrix})
 
 
-def make_matrix(edges: Tensor, weight: Tensor, sizes: tuple[int, int], layout: str) -> Any:
-    """Return weighted edges as a matrix of a layout, whose rows are destinations."""
+def make_matrix(edges: Tensor, weight: Tensor | None, sizes: tuple[int, int], layout: str) -> Any:
+    """Return edges as a matrix of a layout, whose rows are destinations."""
     src, dst = edges
     order = (dst * sizes[1] + src).argsort(stable=True)
     counts = torch.bincount(dst, minlength=sizes[0])
     rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    return find_layout(layout).make(rowptr, src[order], weight.view(-1)[order], sizes[1])
+    value = None if weight is None else weight.view(-1)[order]
+    return find_layout(layout).make(rowptr, src[order], value, sizes[1])
 
 
 class Propagation(EdgeLayer):

@@ -36,12 +36,12 @@ OF_INPUTS: dict[str, Callable[..., Any]] = {
 class FixedNumbers(TorchDispatchMode):
     """Fix all random numbers to one; dropout keeps all, and norms use running statistics.
 
-    * ``found``: whether numbers were drawn, other than for dropout.
+    * ``found``: the functions that drew numbers, other than for dropout.
     """
 
     def __init__(self, number: float) -> None:
         super().__init__()
-        self._number, self.found = number, False
+        self._number, self.found = number, list[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         names = [argument.name for argument in func._schema.arguments]
@@ -57,7 +57,7 @@ class FixedNumbers(TorchDispatchMode):
             return (args[0] / (1 - args[1]), torch.ones_like(out[1])) if is_dropout else out
         if name.startswith("bernoulli"):
             return out.fill_(1)
-        self.found = True
+        self.found.append(name)
         if name in OF_INPUTS:
             return OF_INPUTS[name](self._number, *args)
         if name == "randperm":
@@ -71,7 +71,7 @@ class FixedNumbers(TorchDispatchMode):
         def draw(*sizes: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != thread:
                 return function(*sizes, **kwargs)
-            self.found = True
+            self.found.append(function.__name__)
             shape = kwargs.get("size", sizes)
             if shape and not isinstance(shape, int) and isinstance(shape[0], tuple | list):
                 (shape,) = shape

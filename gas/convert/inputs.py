@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import DeepGCNLayer
@@ -26,6 +27,15 @@ from gas.convert.arguments import (
     refuse_ambiguous_weights,
 )
 from gas.convert.edge_layers import make_matrix
+from gas.convert.failures import (
+    describe_error,
+    describe_values,
+    find_differing_type,
+    find_lacking,
+    is_own,
+)
+from gas.convert.kept import keep_attributes, set_attributes
+from gas.convert.matrices import TracedMatrix
 from gas.convert.modes import TRAINING
 from gas.convert.trace import GIVEN
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
@@ -49,6 +59,9 @@ class Inputs:
       ``edges``, besides ``plain`` ones that are no tensors; ``counted``: one with a row per node;
       ``nested``: dictionaries of these attributes, by their names.
     * ``features``: the parameter for ``x``, if it has another name.
+    * ``matrix``: the parameter for a SparseTensor, which is made of ``edge_index`` and weights in
+      the call, so that they are followed.
+    * ``keeps``: whether a call changes attributes of the module.
     * ``made``: attributes that the transform of the graph makes; ``layout``: that of its matrix.
     """
 
@@ -63,6 +76,13 @@ class Inputs:
     layout: str = "csr"
     nested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     features: str = ""
+    matrix: str = ""
+    keeps: bool = False
+
+    @property
+    def attributes(self) -> list[str]:
+        """Return the names of the attributes that the module is given besides the edges."""
+        return [name for name in self.names if not self.matrix or name != WEIGHT]
 
     @property
     def is_list(self) -> bool:
@@ -79,25 +99,54 @@ class Inputs:
         names = [name for name in (*self.names, *self.made, GIVEN) if name in data]
         return {**{name: data[name] for name in names}, self.edges: data.edge_index}
 
+    def with_list(self, data: Data) -> Inputs | None:
+        """Return the inputs of a module whose SparseTensor is followed as a list of edges.
+
+        ``None`` if that can't be: of a graph with a list besides, or without rows of nodes.
+        """
+        rows = [name for name in self.names if is_row_per_node(data, name)]
+        if "edge_index" in data or self.layout != "sparse_tensor" or self.matrix or not rows:
+            return None
+        is_weighted = layout_of(data.adj_t, "adj_t").value(data.adj_t) is not None
+        names = [*self.names, *([WEIGHT] if is_weighted else [])]
+        return replace(
+            self, names=names, edges="edge_index", by_value=False, matrix=self.edges,
+            counted=rows[0],
+        )  # fmt: skip
+
+    def _with_matrix(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values with a matrix of the edges and weights among them."""
+        out = dict(values)
+        adj_t, weight = out.pop(self.edges), out.pop(WEIGHT, None)
+        sizes = (out[self.counted].size(0),) * 2
+        if issubclass(type(adj_t), Proxy):
+            adj_t = TracedMatrix(adj_t[1], adj_t[0], weight, sizes)
+        elif isinstance(adj_t, Tensor):
+            adj_t = make_matrix(adj_t, weight, sizes, self.layout)
+        return {**out, self.matrix: adj_t}
+
     def in_call(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the method's arguments: values of the graph, or the graph that has them."""
+        if self.matrix:
+            values = self._with_matrix(values)
         if not self.graph:
             return {self.features or key if key == "x" else key: values[key] for key in values}
         return {self.graph: GraphArgument({**self.plain, **values}, self.counted, self.nested)}
 
     def reads_adj_t(self, data: Data) -> bool:
         """Return whether the module is given a graph's ``adj_t``, which may have a list, too."""
-        return "edge_index" not in data or (self.edges == "adj_t" and "adj_t" in data)
+        edges = self.matrix or self.edges
+        return "edge_index" not in data or (edges == "adj_t" and "adj_t" in data)
 
-    def run_in_layout(self, net: Module, data: Data) -> Any:
-        """Run the module on a graph in the graph's own layout."""
-        values = {name: copy_value(data[name]) for name in self.names}
+    def run_in_layout(self, net: Module, data: Data, keeps: bool = False) -> Any:
+        """Run the module on a graph in the graph's own layout; it may keep what it computes."""
+        values = {name: copy_value(data[name]) for name in self.attributes}
         if self.reads_adj_t(data):
             values[self.edges] = data.adj_t
         else:
             is_matrix = self.is_matrix and WEIGHT in data
             values[self.edges] = self.to_matrix(data) if is_matrix else data.edge_index
-        with eval_mode(net):
+        with eval_mode(net), contextlib.nullcontext() if keeps else keep_attributes(net):
             return getattr(net, self.method)(**self.in_call(values))
 
     def values(self, data: Data) -> dict[str, Any]:
@@ -110,7 +159,7 @@ class Inputs:
     def to_matrix(self, data: Data) -> Any:
         """Return the weighted adjacency of a graph in the layout of the user's."""
         size = int(data.num_nodes or 0)
-        return make_matrix(data.edge_index, data.edge_weight, (size, size), self.layout)
+        return make_matrix(data.edge_index, data.get(WEIGHT), (size, size), self.layout)
 
     def run(self, net: Module, data: Data) -> tuple[Any, Inputs]:
         """Run the module, which initialises lazy parameters.
@@ -118,10 +167,12 @@ class Inputs:
         Returns:
             The outputs of the module, and the inputs without attributes that it hasn't read.
         """
-        values = self.values(data)
+        values, changed = self.values(data), dict[str, Any]()
         given = self.in_call(values)
+        is_lazy = any(torch.nn.parameter.is_lazy(weight) for weight in net.parameters())
+        keep = contextlib.nullcontext(changed) if is_lazy else keep_attributes(net)
         try:
-            with eval_mode(net):
+            with eval_mode(net), keep as changed:
                 out = getattr(net, self.method)(**given)
         except Exception as error:
             how = f" as {self.graph!r}" if self.graph else ""
@@ -129,29 +180,21 @@ class Inputs:
                 key for key in UNSUPPORTED if self.graph and key in given[self.graph].read
             ]:
                 how += f", which has no {lacking[0]!r}, of many graphs or samples of one"
-            how += f": {type(error).__name__}: {error}{_differing_type(net, values)}"
+            cure = (
+                find_lacking(error, given.get(self.graph))
+                or find_differing_type(net, values)
+                or (f"forward must run on graphs of any size, here {describe_values(values)}")
+            )
+            how += f": {describe_error(error)}" + ("" if is_own(error) else f"; {cure}")
             raise ValueError(
                 f"{type(net).__name__} can't be run on a small graph like this one, with "
                 f"{', '.join(values)}{how}"
             ) from error
         if not self.graph:
-            return out, self
-        read = given[self.graph].read
-        return out, replace(self, names=[name for name in self.names if name in read])
-
-
-def _differing_type(net: Module, values: Mapping[str, Any]) -> str:
-    """Return how to convert an attribute of another precision than the parameters, or ""."""
-    kinds = {p.dtype for p in net.parameters() if p.is_floating_point()}
-    for name, value in values.items():
-        is_number = isinstance(value, Tensor) and value.is_floating_point() and len(kinds) == 1
-        if is_number and value.dtype not in kinds:
-            (kind,) = kinds
-            return (
-                f"; {name!r} is of {value.dtype} and the parameters of {kind}: convert it, "
-                f"data.{name} = data.{name}.to({kind})"
-            )
-    return ""
+            return out, replace(self, keeps=bool(changed))
+        read = given[self.graph].read | ({WEIGHT} if self.matrix else set())
+        names = [name for name in self.names if name in read]
+        return out, replace(self, names=names, keeps=bool(changed))
 
 
 def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
@@ -245,8 +288,17 @@ def has_forward(net: Module) -> bool:
     return type(net).forward is not Module.forward or "forward" in vars(net)
 
 
-def node_table_error(net: Module, data: Data, error: ValueError) -> ValueError | None:
-    """Return the error of a module that has a table of all nodes; ``None`` if it has none."""
+def node_table_error(
+    net: Module, data: Data, error: ValueError, emptied: Collection[str] = ()
+) -> ValueError | None:
+    """Return the error of a module that has a table of all nodes; ``None`` if it has none.
+
+    Args:
+        net: The module.
+        data: The graph.
+        error: What it raises.
+        emptied: Attributes that it computes of the graph itself. (default: none)
+    """
     size, matrices = data.num_nodes, []
     for name, weight in net.named_parameters():
         if "node_id" in data or weight.dim() != 2 or size not in weight.shape:
@@ -262,8 +314,9 @@ def node_table_error(net: Module, data: Data, error: ValueError) -> ValueError |
         for name, value in {**vars(module), **module._buffers}.items():
             sizes = value.sizes if hasattr(value, "sparse_sizes") else None
             shape: Any = getattr(value, "shape", ()) if sizes is None else sizes()
-            if len(shape) > 0 and shape[0] == size and not isinstance(value, Module):
-                tables.append((f"{prefix}.{name}".lstrip("."), name))
+            full_name = f"{prefix}.{name}".lstrip(".")
+            if len(shape) > 0 and shape[0] == size and full_name not in emptied:
+                tables.append((full_name, name))
                 matrices += [name] * (tuple(shape) == (size, size))
     if not tables:
         return None
@@ -283,19 +336,24 @@ def node_table_error(net: Module, data: Data, error: ValueError) -> ValueError |
     )
 
 
-def copy_with_noise(net: Module) -> Module:
+def copy_with_noise(net: Module, emptied: dict[str, Any]) -> Module:
     """Copy a module, and add noise to its parameters, for runs on small graphs.
 
     Parameters that are zero, such as those of a gate, would hide the values before them.
+
+    Args:
+        net: The module.
+        emptied: Attributes that the copy doesn't have, see :func:`gas.convert.kept.find_filled`.
     """
     try:
         copied = deep_copy(net)
     except Exception as error:
         raise ValueError(
             f"{type(net).__name__} can't be copied, to be tried on a small graph: "
-            f"{type(error).__name__}: {error}"
+            f"{describe_error(error)}; keep what copy.deepcopy can't copy outside of the module"
         ) from error
     forget_cached(copied)
+    set_attributes(copied, emptied)
     with torch.no_grad():
         for parameter in copied.parameters():
             if parameter.is_floating_point():

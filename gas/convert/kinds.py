@@ -12,9 +12,10 @@ from torch.fx import Graph, Node
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 
+from gas.convert.failures import describe_error
 from gas.convert.inputs import copy_value, like_tuple
 from gas.convert.known import evaluate_node, is_close
-from gas.convert.modes import IN_ONE_MODE, LINE
+from gas.convert.modes import BY_ROW, IN_ONE_MODE, IN_ORDER, LINE, TRAINING
 from gas.convert.trace import get_module, is_layer
 from gas.nn import reason_inexact
 
@@ -156,9 +157,12 @@ def check_rows(
             continue
         taken = {kinds[argument] for argument in node.all_input_nodes} - {OTHER}
         if kinds[node] == SELECTED:
+            cure = "reduce it to a row for each node, as scatter does"
+            if _is_drawn(node, set()):
+                cure = f"as it is random, {BY_ROW}"
             raise ValueError(
                 f"'{node.name}' ({_call_name(net, node)}) selects edges, and isn't summed up by "
-                "nodes: reduce it to a row for each node, as scatter does"
+                f"nodes: {cure}"
             )
         if len(taken | ({kinds[node]} - {OTHER})) > 1:
             raise ValueError(
@@ -173,6 +177,15 @@ def check_rows(
         size = counts[taken == {EDGES}]
         for rows in (range(size // 2), range(size - size // 2, size)):
             _check_node(net, node, kinds, records[0], size, rows, mode)
+
+
+def _is_drawn(node: Node, seen: set[Node]) -> bool:
+    """Return whether a value is computed of random numbers."""
+    if node in seen:
+        return False
+    seen.add(node)
+    is_drawn = function_name(node).strip("_") in (*DRAWS, *IN_ORDER)
+    return is_drawn or any(_is_drawn(each, seen) for each in node.all_input_nodes)
 
 
 def _call_name(net: Module, node: Node) -> str:
@@ -216,13 +229,23 @@ def _check_node(
         "looks at more than one node or edge at a time, as attention to all nodes and statistics "
         "of all do: attend along edges, as TransformerConv does, or treat each alike"
     )
+    if function_name(node) in IN_ORDER:
+        why = f"draws an order of all rows: {BY_ROW}"
+    elif not mode and function_name(node).strip("_") in DRAWS:
+        why = "draws random numbers in evaluation: draw them in training alone, if self.training"
     try:
         out = evaluate_node(net, node, cut)
         expected = select_rows(values[node], size, rows)
         exact = not reason and kinds[node] != OTHER and is_close(out, expected)
     except Exception as error:
-        exact, why = False, f"fails with fewer rows, {type(error).__name__}: {error}"
+        exact, why = False, f"fails with fewer rows: {describe_error(error)}"
     what = _call_name(net, node)
+    draws = (
+        not mode and node.meta.get(IN_ONE_MODE) == TRAINING and function_name(node) not in IN_ORDER
+    )
+    if not exact and draws:
+        again = [evaluate_node(net, node, values.__getitem__) for _ in range(2)]
+        exact = not is_close(*again)  # It draws; it is checked in training, of fixed numbers.
     if not exact:
         raise ValueError(f"'{node.name}' ({what}) isn't exact on mini-batches{mode}: it {why}")
     for argument, value in given.items():

@@ -17,6 +17,7 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
+from gas.convert.matrices import TracedMatrix
 from gas.convert.modes import EDGE_CALLS, LINE
 from gas.scalable import preserve_modes
 
@@ -60,6 +61,11 @@ class KnownProxy(Proxy):
 
     def __getattr__(self, k: str) -> Attribute:
         return _KnownAttribute(self, k)
+
+    def __mul__(self, other: Any) -> Any:
+        if type(other) is TracedMatrix:  # It scales its entries.
+            return NotImplemented
+        return self.tracer.create_proxy("call_function", operator.mul, (self, other), {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
         args = self, key, value

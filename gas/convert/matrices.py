@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -15,8 +17,9 @@ from torch.fx import Graph, Proxy
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import WITH_TORCH_SCATTER, WITH_TORCH_SPARSE, SparseTensor
-from torch_geometric.utils import scatter
+from torch_geometric.utils import scatter, to_undirected
 
+from gas.convert.modes import copy_function, replace_functions
 from gas.nn import ProjectedConv, SimpleConv
 
 # The layers that multiply, by the names that they get in a module.
@@ -25,6 +28,11 @@ PRODUCTS = {f"_product_{reduce}": reduce for reduce in ("sum", "mean", "min", "m
 PROJECTED = {f"_projected_{reduce}": reduce for reduce in ("sum", "mean")}
 FUNCTIONS = (operator.matmul, torch.matmul, torch.mm, torch.sparse.mm, torch.spmm)
 METHODS = ("matmul", "mm", "spmm")
+# Functions of torch-sparse that are methods of its matrices, too, and the modules they are in.
+_FUNCTIONS = (
+    ("diag", "remove_diag"), ("diag", "set_diag"), ("diag", "fill_diag"), ("mul", "mul"),
+    ("reduce", "sum"), ("transpose", "t"), ("transpose", "transpose"),
+)  # fmt: skip
 
 
 def add_products(net: Module, graph: Graph) -> None:
@@ -55,7 +63,7 @@ def replace_products(net: Module, graph: Graph, edges: str) -> None:
         if not is_product or len(node.args) != 2 or not {"reduce"}.issuperset(node.kwargs):
             continue
         matrix, x = node.args
-        if matrix is source:
+        if matrix is source and x is not source:
             with graph.inserting_before(node):
                 name = _product_name(str(node.kwargs.get("reduce", "sum")))
                 made = graph.call_module(name, (x, matrix))
@@ -64,9 +72,13 @@ def replace_products(net: Module, graph: Graph, edges: str) -> None:
     add_products(net, graph)
 
 
-def matrix_error(name: str) -> ValueError:
+class MatrixError(ValueError):
+    """Error of a module that asks for more of the graph's matrix than products."""
+
+
+def matrix_error(name: str) -> MatrixError:
     """Return the error of a method of the graph's matrix that can't be followed."""
-    return ValueError(
+    return MatrixError(
         f"{name!r} of the graph's matrix can't be followed, which multiplies rows of nodes, or is "
         "given to layers: take 'edge_index' for more, of a graph with data.edge_index. Then, "
         "edge_index.flip(0) are the transposed edges, degree(edge_index[1], x.size(0)) the sums of "
@@ -91,6 +103,8 @@ class TracedMatrix:
 
     def multiply(self, x: Any, reduce: str = "sum") -> Any:
         """Return the product with rows of nodes, ``[num_columns, ...]``."""
+        if isinstance(x, TracedMatrix):
+            return self.__getattr__("product with another matrix")
         return _call_product(x, reduce, torch.stack([self.col, self.row]), self.value)
 
     matmul = mm = spmm = __matmul__ = multiply
@@ -126,8 +140,81 @@ class TracedMatrix:
         if dim is None or self.shape is None:
             return self.__getattr__("sum")
         index, size = (self.row, self.shape[0]) if dim in (1, -1) else (self.col, self.shape[1])
-        value = torch.ones_like(index) if self.value is None else self.value
-        return scatter(value, index, 0, size, "sum")
+        ones = torch.ones_like(index, dtype=torch.float)  # The type of a SparseTensor's counts.
+        return scatter(ones if self.value is None else self.value, index, 0, size, "sum")
+
+    def fill_value(self, fill_value: float, dtype: Any = None) -> TracedMatrix:
+        """Return a matrix whose entries are all a number."""
+        value = torch.full((self.nnz(),), fill_value, dtype=dtype or torch.float)
+        return self.set_value(value)
+
+    def mul(self, other: Any) -> TracedMatrix:
+        """Return the product of entries with a column, ``[num_rows, 1]``, or a row."""
+        shape: Any = getattr(other.tracer.known.first(other.node), "shape", ())
+        if len(shape) != 2 or 1 not in shape:
+            return self.__getattr__("mul by other than a column or a row")
+        is_column = shape[1] == 1
+        scale = other.squeeze(1)[self.row] if is_column else other.squeeze(0)[self.col]
+        scaled = scale if self.value is None else scale.to(self.value.dtype) * self.value
+        return self.set_value(scaled)
+
+    __mul__ = __rmul__ = mul
+
+    def remove_diag(self, k: int = 0) -> TracedMatrix:
+        """Return the matrix without self-loops."""
+        if k != 0:
+            return self.__getattr__("remove_diag of another diagonal")
+        kept = self.row != self.col
+        value = None if self.value is None else self.value[kept]
+        return TracedMatrix(self.row[kept], self.col[kept], value, self.shape)
+
+    def set_diag(self, values: Any = None, k: int = 0) -> TracedMatrix:
+        """Return the matrix with one self-loop for each node, of value 1 or others."""
+        rest, nodes = self.remove_diag(k), torch.arange(self.shape[0])
+        value = rest.value
+        if value is not None:
+            loops = torch.ones_like(nodes, dtype=value.dtype) if values is None else values
+            value = torch.cat([value, loops])
+        row, col = (torch.cat([each, nodes]) for each in (rest.row, rest.col))
+        return TracedMatrix(row, col, value, self.shape)
+
+    def fill_diag(self, fill_value: float, k: int = 0) -> TracedMatrix:
+        """Return the matrix with one self-loop for each node, of a value."""
+        if self.value is None:
+            return self.set_diag(k=k)
+        return self.set_diag(self.value.new_full((self.shape[0],), fill_value), k)
+
+    def to_symmetric(self, reduce: str = "sum") -> TracedMatrix:
+        """Return the sum with the transposed matrix, which has an entry for each pair once."""
+        edges = torch.stack([self.row, self.col])
+        value, size = self.value, self.shape[0]
+        if value is None:
+            edges = to_undirected(edges, num_nodes=size)
+        else:
+            reduce = "add" if reduce == "sum" else reduce
+            edges, value = to_undirected(edges, value, size, reduce)
+        return TracedMatrix(edges[0], edges[1], value, self.shape)
+
+    def nnz(self) -> Any:
+        """Return the number of entries."""
+        return self.row.size(0)
+
+    def sparse_sizes(self) -> Any:
+        """Return the numbers of rows and columns."""
+        return self.shape
+
+    sizes = sparse_sizes
+
+    @property
+    def storage(self) -> SimpleNamespace:
+        """Return what a SparseTensor stores."""
+        return SimpleNamespace(
+            row=lambda: self.row,
+            col=lambda: self.col,
+            value=lambda: self.value,
+            rowcount=lambda: self.set_value(None).sum(1).long(),
+            colcount=lambda: self.set_value(None).sum(0).long(),
+        )
 
     def size(self, dim: int) -> Any:
         """Return the number of rows, or of columns."""
@@ -142,13 +229,12 @@ class TracedMatrix:
     def _itself(self, *args: Any, **kwargs: Any) -> TracedMatrix:
         return self
 
-    coalesce = to = cuda = cpu = to_sparse_csr = to_sparse_coo = _itself
+    fill_cache_ = coalesce = to = cuda = cpu = to_sparse_csr = to_sparse_coo = _itself
     to_torch_sparse_coo_tensor = to_torch_sparse_csr_tensor = _itself
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"'{name}' of a sparse matrix that it makes can't be followed: multiply the matrix by "
-            "rows of nodes"
+            f"'{name}' of a sparse matrix can't be followed: multiply the matrix by rows of nodes"
         )
 
     @classmethod
@@ -160,7 +246,7 @@ class TracedMatrix:
         if function.__name__ == "_sparse_sum" and len(args) == 2:
             return args[0].sum(args[1])
         raise TypeError(
-            f"'{function.__name__}' of a sparse matrix that it makes can't be followed: multiply "
+            f"'{function.__name__}' of a sparse matrix can't be followed: multiply "
             "the matrix by rows of nodes"
         )
 
@@ -176,11 +262,17 @@ def spread_matrix(layer: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return args, kwargs
     bound = inspect.signature(layer.forward).bind(*args, **kwargs)
     (name,) = [key for key, each in bound.arguments.items() if each is matrices[0]]
-    bound.arguments[name] = torch.stack([matrices[0].col, matrices[0].row])
-    if matrices[0].value is not None:
+    matrix = matrices[0]
+    if getattr(layer, "normalize", False) and getattr(layer, "add_self_loops", False):
+        matrix = matrix.remove_diag()  # Which gcn_norm replaces, and keeps in a list of edges.
+    bound.arguments[name] = torch.stack([matrix.col, matrix.row])
+    if matrix.value is not None:
         if "edge_weight" not in bound.signature.parameters:
-            raise TypeError(f"{type(layer).__name__} takes no weights of a matrix: give edge_attr")
-        bound.arguments["edge_weight"] = matrices[0].value
+            raise TypeError(
+                f"{type(layer).__name__} takes no weights of a matrix: leave them out, such as "
+                "adj_t.set_value(None), or give them as edge_attr"
+            )
+        bound.arguments["edge_weight"] = matrix.value
     return (), dict(bound.arguments)
 
 
@@ -238,6 +330,19 @@ def _make_product(function: Callable[..., Any], reduce: str) -> Callable[..., An
     return spmm
 
 
+def _make_method(function: Any) -> Callable[..., Any]:
+    """Make a function of torch-sparse that calls the method of a traced matrix."""
+    copied, name = copy_function(function), function.__name__
+
+    def call(src: Any, *args: Any, **kwargs: Any) -> Any:
+        is_traced = isinstance(src, TracedMatrix)
+        return (getattr(src, name) if is_traced else functools.partial(copied, src))(
+            *args, **kwargs
+        )
+
+    return call
+
+
 def _make_extreme(function: Any, reduce: str) -> Callable[..., Any]:
     """Make ``torch_scatter.scatter_max``, or min, of traced messages, without the positions."""
 
@@ -259,6 +364,11 @@ def trace_matrices() -> Iterator[None]:
         coo = _make_coo(torch.sparse_coo_tensor)
         stack.enter_context(mock.patch.object(torch, "sparse_coo_tensor", coo))
         if WITH_TORCH_SPARSE:
+            functions = [
+                getattr(sys.modules[f"torch_sparse.{module}"], name) for module, name in _FUNCTIONS
+            ]
+            made = {each.__name__: _make_method(each) for each in functions}
+            stack.enter_context(replace_functions(functions, made))
             init = _make_init(SparseTensor.__init__)
             stack.enter_context(mock.patch.object(SparseTensor, "__init__", init))
             module = sys.modules["torch_sparse.matmul"]  # The package has a function of that name.

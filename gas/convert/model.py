@@ -13,10 +13,10 @@ from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
 
 from gas.convert.check import Conversion
+from gas.convert.kept import CONSTANT
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
 from gas.convert.preparation import PREPARED, check_unprepared
-from gas.convert.runs import CONSTANT
 from gas.convert.scope import LayerScope, pull, read_history
 from gas.graph import Adjacency, find_original_graph
 from gas.history import Features, Rows, first_rows
@@ -129,7 +129,7 @@ class Converted(ScalableGNN):
             :meth:`check_on_sample`) or the original graph, or if the module fails.
         """
         made = self._find_conversion()
-        data = None if made is None else find_original_graph(graph, made.inputs.names)
+        data = None if made is None else find_original_graph(graph, made.inputs.attributes)
         if made is None or data is None:
             return None
         try:

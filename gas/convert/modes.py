@@ -27,6 +27,12 @@ RANDOM = (
     "training alone, each by a number of its own, compared once, and no skip depending on another, "
     "or use dropout with training=self.training"
 )
+# Functions that draw the order, or positions, of rows.
+IN_ORDER = frozenset(("randperm", "randint", "multinomial"))
+BY_ROW = (
+    "drop edges by dropout_edge(edge_index, p, training=self.training), and rows by a number for "
+    "each, torch.rand(x.size(0)) < p"
+)
 # Functions that drop at random, with the names of their parameters.
 DROPOUTS: dict[Any, tuple[str, ...]] = {
     torch.nn.functional.dropout: ("input", "p", "training", "inplace"),
@@ -36,7 +42,7 @@ DROPOUTS: dict[Any, tuple[str, ...]] = {
 }
 
 
-def _copy(function: Any) -> Any:
+def copy_function(function: Any) -> Any:
     """Copy a function, which stays as it is while the original records calls."""
     return FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__
@@ -51,7 +57,7 @@ _ORIGINALS: list[Any] = [
         pyg_utils.to_undirected, pyg_utils.to_dense_adj, pyg_utils.softmax,
     )
 ]  # fmt: skip
-_COPIES: dict[str, Any] = {each.__name__: _copy(each) for each in _ORIGINALS}
+_COPIES: dict[str, Any] = {each.__name__: copy_function(each) for each in _ORIGINALS}
 EDGE_DROPOUTS: dict[Any, tuple[str, ...]] = {
     _COPIES[each.__name__]: tuple(inspect.signature(each).parameters) for each in _ORIGINALS[:2]
 }
@@ -67,6 +73,27 @@ def _make_code(name: str) -> CodeType:
     """Make the code of a function that calls what is recorded under a name."""
     code = _call.__code__
     return code.replace(co_consts=tuple(name if c == "name" else c for c in code.co_consts))
+
+
+@contextmanager
+def replace_functions(functions: Sequence[Any], made: dict[str, Any]) -> Iterator[None]:
+    """Have functions call others, under whatever name a module knows them.
+
+    Args:
+        functions: The functions.
+        made: The others, by the names of the functions.
+    """
+    before = [(each, each.__code__, each.__defaults__) for each in functions]
+    with ExitStack() as stack:
+        for each in functions:
+            stack.enter_context(mock.patch.dict(each.__globals__, {"_recorded": made}))
+        try:
+            for each in functions:
+                each.__defaults__, each.__code__ = None, _make_code(each.__name__)
+            yield
+        finally:
+            for function, code, defaults in before:
+                function.__code__, function.__defaults__ = code, defaults
 
 
 @contextmanager
@@ -116,17 +143,8 @@ def record_functions(record: Callable[[Any], Callable[..., Any]]) -> Iterator[No
 
     made |= {function.__name__: check(function) for function in EDGE_DROPOUTS}
     made |= {"maybe_num_nodes": count, "to_dense_adj": refuse, "softmax": normalise}
-    before = [(each, each.__code__, each.__defaults__) for each in _ORIGINALS]
-    with ExitStack() as stack:
-        for each in _ORIGINALS:
-            stack.enter_context(mock.patch.dict(each.__globals__, {"_recorded": made}))
-        try:
-            for each in _ORIGINALS:
-                each.__defaults__, each.__code__ = None, _make_code(each.__name__)
-            yield
-        finally:
-            for function, code, defaults in before:
-                function.__code__, function.__defaults__ = code, defaults
+    with replace_functions(_ORIGINALS, made):
+        yield
     if in_pairs:
         raise ValueError(
             f"'{in_pairs[0]}' drops both directions of an edge together, and a mini-batch may have "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +18,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Data
 
 from gas.convert.edge_layers import bind
+from gas.convert.failures import describe_error, is_own
 from gas.convert.fixed_numbers import NUMBERS, training_mode
 from gas.convert.inputs import Inputs, copy_value, eval_mode
+from gas.convert.kept import find_caches, keep_attributes
 from gas.convert.kinds import ROWS, Values
 from gas.convert.known import is_close
-from gas.convert.modes import TRAINING
+from gas.convert.modes import BY_ROW, IN_ORDER, TRAINING
 from gas.convert.normalise import DifferentEdgesError, Normalise
 from gas.convert.scope import join_columns
 from gas.graph import WEIGHT
@@ -216,7 +220,8 @@ def record(
     recorder = _Recorder(net, graph, data.get(WEIGHT), weighted)
     names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
     given = {**inputs.arguments(data), TRAINING: number is not None}
-    with eval_mode(net) if number is None else training_mode(net, number):
+    keep = keep_attributes(net) if inputs.keeps else contextlib.nullcontext()
+    with eval_mode(net) if number is None else training_mode(net, number), keep:
         recorder.run(*[copy_value(given[name]) for name in names])
     return recorder.values
 
@@ -236,34 +241,52 @@ def record_values(
         how = f" after {transform}, which attributes of edges don't follow" if transform else ""
         kind = DifferentEdgesError if transform else ValueError
         raise kind(
-            f"{type(net).__name__} can't be run on a small graph{how}: {type(error).__name__}: "
-            f"{str(error).splitlines()[0]}"
+            f"{type(net).__name__} can't be run on a small graph{how}: {describe_error(error)}"
         ) from error
 
 
-def run_in_training(net: Module, inputs: Inputs, data: Data, expected: Any) -> list[list[Any]]:
-    """Return what a module returns in training, for each of :data:`NUMBERS` if it draws numbers.
+def call_module(net: Module, inputs: Inputs, data: Data) -> list[Any]:
+    """Return what a module returns on a small graph, in the mode that it is in."""
+    return flatten(getattr(net, inputs.method)(**inputs.in_call(inputs.values(data))))
+
+
+def run_in_training(
+    net: Module, inputs: Inputs, graphs: Sequence[Data], expected: Any
+) -> tuple[list[list[Any]], list[str]]:
+    """Run a module in training, with gradients, for each of :data:`NUMBERS` if it draws numbers.
 
     Args:
         net: The module.
         inputs: Its arguments.
-        data: A small graph.
-        expected: What the module returns on it in evaluation.
+        graphs: The small graphs.
+        expected: What the module returns on the first in evaluation.
+
+    Returns:
+        What it returns on the first, and the attributes that it computes in one call for others.
 
     Raises:
-        ValueError: If it fails, or the types of several outputs differ from those in evaluation.
+        ValueError: If it fails, keeps what changes the next call, or the types of several outputs
+            differ from those in evaluation.
     """
-    name, found = type(net).__name__, []
+    name, found, caches = type(net).__name__, [], list[str]()
+    call = functools.partial(call_module, net, inputs)
+    with_gradients = torch.enable_grad()(call)
+    if inputs.keeps:
+        with eval_mode(net):
+            caches += find_caches(net, call, graphs)
     for number in NUMBERS:
         with training_mode(net, number) as numbers:
             try:
-                out = getattr(net, inputs.method)(**inputs.in_call(inputs.values(data)))
+                with keep_attributes(net) as changed:
+                    found.append(copy_value(with_gradients(graphs[0])))
             except Exception as error:  # A module may raise anything.
+                cure = "" if is_own(error) else "; model.train() must run on graphs of any size"
                 raise ValueError(
                     f"{name} can't be run in training on a small graph like this one: "
-                    f"{type(error).__name__}: {error}"
+                    f"{describe_error(error)}{cure}"
                 ) from error
-        found.append(flatten(out))
+            if changed:
+                caches += find_caches(net, with_gradients, graphs)
         kinds = [list(map(_kind_of, leaves)) for leaves in (found[-1], flatten(expected))]
         if kinds[0] != kinds[1] and len(kinds[0]) == len(kinds[1]) > 1:
             raise ValueError(
@@ -272,7 +295,7 @@ def run_in_training(net: Module, inputs: Inputs, data: Data, expected: Any) -> l
             )
         if not numbers.found:
             break
-    return found
+    return found, list(dict.fromkeys(caches))
 
 
 def _kind_of(value: Any) -> str:
@@ -289,43 +312,62 @@ def record_checked(
     graphs: Sequence[Data],
     transform: Normalise | None,
     trained: Sequence[list[Any]],
+    find_draws: Callable[[bool], str],
     weighted: Sequence[str],
 ) -> tuple[Outputs, list[dict[Node, Any]]]:
     """Record values as above, and check that the graph returns what the module does.
 
-    Also in training: ``trained`` is what :func:`run_in_training` returned.
+    Also in training: ``trained`` is what :func:`run_in_training` returned, and ``find_draws`` is
+    :func:`find_draws`, of the module as it was called.
     """
     outputs = find_outputs(graph, expected, type(net).__name__)
     records = record_values(net, graph, inputs, graphs, weighted, transform)
+    name = type(net).__name__
     if not is_close(outputs.values(records[0]), flatten(expected)):
-        raise MismatchError(type(net).__name__, transform, inputs)
+        if drawn := find_draws(False):
+            raise ValueError(
+                f"{name} returns other values when it is run again, as it draws random numbers in "
+                f"evaluation, by {drawn}: draw them in training alone, if self.training, or give "
+                "them as attributes of the graph"
+            )
+        raise MismatchError(name, transform, inputs)
     for number, values in zip(NUMBERS, trained, strict=False):
         if not is_close(
             outputs.values(record(net, graph, inputs, graphs[0], weighted, number)), values
         ):
+            cure = "it mustn't change tensors that are read elsewhere; compute new ones"
+            drawn = find_draws(True)
+            if not IN_ORDER.isdisjoint(drawn.split(", ")):
+                cure = f"it draws by {drawn}, and a mini-batch has other rows: {BY_ROW}"
             raise ValueError(
-                f"{type(net).__name__} returns other values in training, model.train(), than its "
-                "layers do, called one by one: it mustn't count calls, nor change tensors that are "
-                "read elsewhere; compute new ones, of its inputs"
+                f"{name} returns other values in training, model.train(), than its layers do, "
+                f"called one by one: {cure}"
             )
     return outputs, records
 
 
+def find_draws(net: Module, inputs: Inputs, data: Data, training: bool) -> str:
+    """Return the functions by which a module draws random numbers in a mode, or ""."""
+    with training_mode(net, NUMBERS[0]) as numbers, keep_attributes(net):
+        net.train(training)
+        call_module(net, inputs, data)
+    return ", ".join(dict.fromkeys(numbers.found))
+
+
 class MismatchError(DifferentEdgesError):
-    """Error of a module whose result changes when it is run again, normalised, or on a list."""
+    """Error of a module whose layers take different graphs, or change what others read."""
 
     def __init__(self, name: str, transform: Normalise | None, inputs: Inputs) -> None:
         self.may_read_values = inputs.by_value and inputs.layout == "csr"
         how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
-        text = f"with {how}, because its layers take different graphs: use layers that all take "
+        text = (
+            f"with {how}, because its layers take different graphs: use layers that all take the "
+            "same one"
+        )
         if transform is None and not inputs.by_value:
-            text = "when it is run again: it must not draw random numbers in evaluation, nor "
-            text += "count calls, nor change views of "
-        end = "the same one"
-        if text.endswith("of "):
-            end = (
-                "tensors in place, nor read an attribute of the edges beside two lists of them, "
-                "such as edge_index and edge_index.flip(0): give the second a copy under another "
-                "name"
+            text = (
+                "than its layers do, called one by one: it must not change views of tensors in "
+                "place, nor read an attribute of the edges beside two lists of them, such as "
+                "edge_index and edge_index.flip(0): give the second a copy under another name"
             )
-        super().__init__(f"{name} returns other values {text}{end}")
+        super().__init__(f"{name} returns other values {text}")

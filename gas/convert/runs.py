@@ -8,7 +8,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,19 +19,19 @@ from torch.fx import Graph, Proxy
 from torch.nn import Module
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch_geometric.nn.models import rev_gnn
 from torch_geometric.typing import SparseTensor
 
 from gas.convert.edge_layers import InexactLayerError
 from gas.convert.fixed_numbers import DRAWS
+from gas.convert.kept import CONSTANT, check_caches, keep_attributes
 from gas.convert.known import FACTORIES, KnownProxy, record_call
 from gas.convert.matrices import TracedMatrix, trace_matrices
 from gas.convert.modes import RANDOM, ModeMerger, number_values, record_functions
-from gas.nn import BY_TIME
 
 MOST_IN_PAIRS = 8  # Random choices of which each two are traced together.
 ATTEMPTS = 3  # Traces, of which one must draw no random numbers, as other threads may.
-CONSTANT = "_tensor_constant"  # The prefix of the names of such tensors.
 
 
 class RandomBranches:
@@ -128,6 +128,30 @@ _INVERTIBLE = SimpleNamespace(
 )
 
 
+_apply_original: Any = torch.autograd.Function.__dict__["apply"].__func__
+
+
+def apply(cls: Any, *args: Any) -> Any:
+    """Call a user's ``torch.autograd.Function``, or record the call."""
+    for value in args:
+        if issubclass(type(value), Proxy):
+            target = MethodType(apply, cls)
+            return value.tracer.create_proxy("call_function", target, args, {})
+    return _apply_original(cls, *args)
+
+
+def _make_refusal(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not any(issubclass(type(each), Proxy) for each in tree_leaves((args, kwargs))):
+            return function(*args, **kwargs)
+        raise ValueError(
+            f"it calls torch.autograd.{name}, and what it differentiates is of some of the nodes: "
+            "compute penalties of gradients in the training loop, of what the model returns"
+        )
+
+    return call
+
+
 def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield
 
@@ -156,6 +180,10 @@ def answer_questions(branches: RandomBranches) -> Iterator[None]:
         for name, plain in (("CheckpointFunction", _PLAIN), (GENERATOR, _yield_once)):
             stack.enter_context(mock.patch.object(checkpoint, name, plain))
         stack.enter_context(mock.patch.object(rev_gnn, "InvertibleFunction", _INVERTIBLE))
+        stack.enter_context(mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)))
+        for name in ("grad", "backward"):
+            refuse = _make_refusal(name, getattr(torch.autograd, name))
+            stack.enter_context(mock.patch.object(torch.autograd, name, refuse))
         for function in FACTORIES:
             stack.enter_context(mock.patch.object(torch, function.__name__, function))
         for module, name in DRAWS:
@@ -171,12 +199,15 @@ class Runs:
         net: The module.
         make_tracer: Makes a tracer.
         finish: Changes each graph before it is compared with others.
+        caches: The attributes that it computes in its first call alone, which each trace is.
     """
 
     def __init__(
-        self, net: Module, make_tracer: Callable[[], Any], finish: Callable[[Module, Graph], None]
-    ) -> None:
+        self, net: Module, make_tracer: Callable[[], Any], finish: Callable[[Module, Graph], None],
+        caches: Sequence[str],
+    ) -> None:  # fmt: skip
         self._net, self._make_tracer, self._finish = net, make_tracer, finish
+        self._caches = caches
         self.branches, self.tracer = RandomBranches(), make_tracer()
         self.constants: dict[str, Tensor] = {}  # The tensors that it has made, by their names.
 
@@ -194,8 +225,9 @@ class Runs:
             self.tracer = self._make_tracer()
             known, before = self.tracer.known, _random_states(net)
             self.branches.start(known, outcomes, rest)
-            with _Draws(known) as draws:
+            with _Draws(known) as draws, keep_attributes(net) as changed:
                 graph = self.tracer.trace(net)
+            check_caches(net, self._caches, changed)
             self.branches.stop()
             if known.dropping:
                 layer = net.get_submodule(known.dropping[0])
@@ -291,32 +323,6 @@ def _random_states(net: Module) -> list[Any]:
         *(str(each.bit_generator.state) for each in kept if isinstance(each, np.random.Generator)),
         *(str(each.get_state()) for each in kept if isinstance(each, np.random.RandomState)),
     ]  # fmt: skip
-
-
-def _find_kept_value(net: Module) -> str:
-    """Find a module that keeps a traced value, and name its attribute; return "" if none does."""
-    for name, module in net.named_modules():
-        for key, value in (*vars(module).items(), *module._buffers.items()):
-            if isinstance(value, Proxy):
-                where = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
-                return f"{where} keeps '{key}'"
-    return ""
-
-
-def check_states(net: Module, size: int, graphs: Sequence[Graph]) -> None:
-    """Refuse a trace that has read values of the trace before it, which had ``size`` nodes.
-
-    Raises:
-        ValueError: Naming the module and the attribute.
-    """
-    first, *rest = graphs
-    read = not rest or len(first.nodes) > size or any(
-        argument.graph is not rest[0] for node in rest[0].nodes for argument in node.all_input_nodes
-    )  # fmt: skip
-    if read and (kept := _find_kept_value(net)):
-        raise ValueError(
-            f"{kept} of one call for the next, and mini-batches come after one another: {BY_TIME}"
-        )
 
 
 def _take_constants(net: Module) -> dict[str, Tensor]:

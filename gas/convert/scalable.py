@@ -20,6 +20,8 @@ from gas.convert.inputs import (
     make_graph,
     node_table_error,
 )
+from gas.convert.kept import find_filled
+from gas.convert.matrices import MatrixError
 from gas.convert.model import Converted, wrap_layer
 from gas.convert.normalise import DifferentEdgesError
 from gas.convert.sample import find_sample_graphs
@@ -135,7 +137,11 @@ def _convert_opening(
     net: Module, data: Data, inputs: Inputs, wanted: dict[str, Any], options: dict[str, Any]
 ) -> Converted:
     """Convert a module; follow layers of its own that aren't exact as a whole."""
-    choices = Choices()
+
+    def run(filled: Module) -> None:
+        inputs.run_in_layout(filled, data, keeps=True)
+
+    choices = Choices(emptied=find_filled(net, int(data.num_nodes or 0), run))
     first: InexactLayerError | None = None
     different: DifferentEdgesError | None = None
     while True:
@@ -150,6 +156,11 @@ def _convert_opening(
             choices = replace(choices, opened=(*choices.opened, kind))
         except NeverExactError:
             raise
+        except MatrixError as error:
+            listed = inputs.with_list(data)
+            if listed is None:
+                raise ValueError(str(error)) from error.__cause__
+            inputs = listed
         except DirectionError as error:
             if choices.is_turned or not inputs.is_list:
                 raise ValueError(str(error)) from None
@@ -168,6 +179,7 @@ def _convert_opening(
             if different is not None and different.is_last_word:
                 raise ValueError(str(different)) from different
             has_run = error.__cause__ is not None  # Otherwise, it failed for a known reason.
-            if has_run and (table := node_table_error(net, data, error)) is not None:
+            table = node_table_error(net, data, error, choices.emptied) if has_run else None
+            if table is not None:
                 raise table from error
             raise

@@ -19,17 +19,20 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.edge_layers import EdgeLayer, InexactLayerError, Propagation
+from gas.convert.failures import describe_error, is_own
 from gas.convert.known import KnownProxy, KnownValues
-from gas.convert.matrices import TracedMatrix, matrix_error, spread_matrix
+from gas.convert.matrices import MatrixError, TracedMatrix, matrix_error, spread_matrix
 from gas.convert.modes import (
     BRANCH,
+    BY_ROW,
     DROPOUTS,
     IN_ONE_MODE,
+    IN_ORDER,
     RANDOM,
     TRAINING,
     ModeMerger,
 )
-from gas.convert.runs import Runs, answer_questions, check_states, merge_random_branches
+from gas.convert.runs import Runs, answer_questions, merge_random_branches
 from gas.nn import NeverExactError, SimpleConv, check_exact
 from gas.scalable import preserve_modes
 
@@ -112,6 +115,11 @@ class _Tracer(Tracer):
     def to_bool(self, obj: Proxy) -> bool:
         """Answer a condition that follows from shapes, the same on every graph."""
         value = self.known.fixed(obj.node)
+        if obj.node.target is getattr and obj.node.args[1] == "requires_grad":
+            raise ValueError(
+                f"it asks whether '{obj.node.args[0]}' requires gradients, which predictions don't "
+                "have: ask for self.training"
+            )
         if value is None and self.known.is_of_matrix(obj.node):
             raise matrix_error(str(obj.node.target))
         return super().to_bool(obj) if value is None else bool(value)
@@ -135,6 +143,15 @@ class _Tracer(Tracer):
         return isinstance(m, MessagePassing) or not any(
             isinstance(child, MessagePassing) for child in m.modules()
         )
+
+    def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Proxy:
+        """Refuse hooks, which a graph can't call, and which may change gradients."""
+        if (kind, target) == ("call_method", "register_hook"):
+            raise ValueError(
+                "it registers a hook on a tensor, which the model wouldn't call: compute what it "
+                "does in a torch.autograd.Function, which is followed"
+            )
+        return super().create_proxy(kind, target, *args, **kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> Node:
         """Note what is computed without gradients, and refuse a change of autocast."""
@@ -235,6 +252,7 @@ def trace(
     edges: str,
     finish: Callable[[Module, Graph], None],
     opened: Opened = (),
+    caches: Sequence[str] = (),
 ) -> Graph:
     """Trace a module's method; ``training`` arguments become an input of that name.
 
@@ -251,6 +269,7 @@ def trace(
         edges: The input that is the adjacency.
         finish: Changes the graph of each mode before they are merged.
         opened: Types of layers that are followed up to ``propagate``.
+        caches: The attributes that it computes in its first call alone.
 
     Raises:
         ValueError: If it can't be traced, or differs in training from evaluation.
@@ -262,24 +281,24 @@ def trace(
         known = KnownValues(net, samples, counts, edges)
         return _Tracer(method, inputs, in_call, fixed, known, opened)
 
-    runs, size = Runs(net, make_tracer, finish), 0
+    runs = Runs(net, make_tracer, finish, caches)
     merge = functools.partial(ModeMerger, name, is_dropout=functools.partial(is_dropout, net))
     try:
         with preserve_modes(net), _unroll_layers(net, opened), answer_questions(runs.branches):
             graphs.append(runs.run(True))
-            size, found = len(graphs[0].nodes), runs.branches.found
+            found = runs.branches.found
             graphs.append(runs.run(False))
-            check_states(net, size, graphs)
             merger = (
                 merge_random_branches(runs, graphs[0], graphs[1], found, merge) if found else None
             )
-    except (NeverExactError, InexactLayerError):
+    except (NeverExactError, InexactLayerError, MatrixError):
         raise
     except Exception as error:
-        if graphs:
-            check_states(net, size, graphs)
-        raise ValueError(
-            f"{name} can't be followed{runs.tracer.failed}: {_explain(error)}"
+        called = {getattr(node.target, "__name__", "") for node in runs.tracer.graph.nodes}
+        cure = f"; if this is for random edges or rows, {BY_ROW}" if called & IN_ORDER else ""
+        is_list = isinstance(samples[0][edges], Tensor) and samples[0][edges].dtype == torch.long
+        raise (ValueError if is_list else MatrixError)(
+            f"{name} can't be followed{runs.tracer.failed}: {_explain(error)}{cure}"
         ) from error
     merger = merger or merge(graphs[0])
     merger.merge(graphs[1])
@@ -295,13 +314,13 @@ def trace(
 
 def _explain(error: Exception) -> str:
     """Return why tracing fails, and what to do."""
-    if isinstance(error, ValueError) and not isinstance(error, TraceError):
+    if is_own(error):
         return str(error)
     why = "It is called with stand-ins for tensors, which have shapes but no values"
     if isinstance(error, TraceError):
         why = "What it does must not depend on values of tensors"
     return (
-        f"{type(error).__name__}: {error}. {why}: subclass gas.ScalableGNN instead, and call "
+        f"{describe_error(error)}. {why}: subclass gas.ScalableGNN instead, and call "
         "push_and_pull after every layer but the last"
     )
 

@@ -214,3 +214,122 @@ def test_layers_without_a_parameter_read_the_weights_of_a_matrix(name):
     net = OfLayers(*WEIGHTED[name]())
     check(net, data, lambda net, data: net(data.x, data.adj_t))
     check_gradients(net, data, lambda net, data: net(data.x, data.adj_t))
+
+
+# What else is computed of a graph's own SparseTensor ----------------------------------------------
+
+
+def sparse_graph(is_weighted):
+    from torch_sparse import SparseTensor
+
+    data = random_graph()
+    src, dst = data.edge_index = torch.unique(data.edge_index, dim=1)
+    weight = torch.rand(src.numel(), dtype=torch.float64) + 0.1 if is_weighted else None
+    data.adj_t = SparseTensor(row=dst, col=src, value=weight, sparse_sizes=(60, 60))
+    data.edge_index = None
+    return data
+
+
+def of_gcn_norm(net, x, adj_t):
+    return gcn_norm(adj_t, None, x.size(0), dtype=x.dtype)
+
+
+def of_gcn_norm_once(net, x, adj_t):
+    if net.adj_t is None:
+        net.adj_t = gcn_norm(adj_t, None, x.size(0), dtype=x.dtype)
+    return net.adj_t
+
+
+def of_methods(net, x, adj_t):
+    adj_t = adj_t.fill_value(1.0, dtype=x.dtype).remove_diag().set_diag()
+    scale = adj_t.sum(dim=1).pow(-0.5)
+    return scale.view(-1, 1) * adj_t * scale.view(1, -1)
+
+
+def of_functions(net, x, adj_t):
+    import torch_sparse
+
+    adj_t = torch_sparse.fill_diag(adj_t if adj_t.has_value() else adj_t.fill_value(0.5), 2.0)
+    scale = torch_sparse.sum(adj_t, dim=0).clamp(min=0.1)
+    return torch_sparse.mul(adj_t, (1 / scale).view(1, -1)).to(x.dtype)
+
+
+def of_both_directions(net, x, adj_t):
+    return adj_t.to_symmetric()
+
+
+def of_transposed(net, x, adj_t):
+    return adj_t.t()
+
+
+def of_counts(net, x, adj_t):
+    count = adj_t.storage.rowcount().to(x.dtype).clamp(min=1)
+    return adj_t.set_value(None).mul((1 / count).view(-1, 1))
+
+
+OF_GRAPH = (
+    of_gcn_norm, of_gcn_norm_once, of_methods, of_functions, of_both_directions, of_transposed,
+    of_counts,
+)  # fmt: skip
+
+
+class OfGraph(nn.Module):
+    """Multiplies by a matrix that is computed of the graph's own."""
+
+    def __init__(self, compute):
+        super().__init__()
+        self.lin1, self.lin2 = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.compute, self.adj_t = compute, None
+
+    def forward(self, x, adj_t):
+        adj_t = self.compute(self, x, adj_t)
+        return adj_t @ self.lin2((adj_t @ self.lin1(x)).relu())
+
+
+def of_adj_t(net, data):
+    return net(data.x, data.adj_t)
+
+
+@pytest.mark.requires("torch_sparse")
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("compute", OF_GRAPH)
+def test_what_is_computed_of_the_graphs_own_matrix(compute, is_weighted):
+    model, _, _ = check(OfGraph(compute), sparse_graph(is_weighted), of_adj_t)
+    assert str(model).count("[fused]") == 2
+    check_gradients(OfGraph(compute), sparse_graph(is_weighted), of_adj_t)
+
+
+class OfData(OfGraph):
+    """Takes the matrix from the graph, and gives it to layers of PyG, too."""
+
+    def __init__(self, compute):
+        super().__init__(compute)
+        self.conv = pyg.GCNConv(3, 3)
+
+    def forward(self, data):
+        degrees = data.adj_t.sum(dim=1).to(data.x.dtype)
+        rows = super().forward(data.x, data.adj_t) / degrees.clamp(min=1)[:, None]
+        return self.conv(rows, data.adj_t)
+
+
+@pytest.mark.requires("torch_sparse")
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_layers_beside_what_is_computed_of_the_matrix(is_weighted):
+    """GCN replaces self-loops of a SparseTensor, and keeps those of a list."""
+    check(OfData(of_gcn_norm), sparse_graph(is_weighted), lambda net, data: net(data))
+
+
+@pytest.mark.requires("torch_sparse")
+@pytest.mark.parametrize(
+    ("compute", "reason"),
+    [
+        (lambda net, x, adj_t: adj_t @ adj_t, "'product with another matrix' of a sparse matrix"),
+        (lambda net, x, adj_t: adj_t.to_dense(), "'to_dense' of a sparse matrix can't be followed"),
+        (lambda net, x, adj_t: adj_t.set_diag(k=1), "'remove_diag of another diagonal'"),
+        (lambda net, x, adj_t: adj_t.t() * x, "'mul by other than a column or a row'"),
+    ],
+)
+def test_other_methods_of_a_matrix_are_refused_by_name(compute, reason):
+    data = sparse_graph(False)
+    with pytest.raises(ValueError, match=reason):
+        gas.to_scalable(OfGraph(compute), data)

@@ -242,7 +242,7 @@ class Assigning(Net):
     [
         (AskingSize, "symbolically traced variables cannot be used as inputs to control flow"),
         (AskingNumbers, "symbolically traced variables cannot be used as inputs to control flow"),
-        (Assigning, "'mean' of the module is changed by an assignment"),
+        (Assigning, "Assigning keeps 'mean' of one call for the next"),
     ],
 )
 def test_questions_about_the_graph_are_refused(kind, reason):

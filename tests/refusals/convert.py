@@ -136,8 +136,8 @@ def in_autocast(net, x, edge_index):
 
 
 def assigning(net, x, edge_index):
-    net.kept.weight[0] = 1.0
-    return net.conv(net.kept(x), edge_index)
+    net.kept.cluster[0] = 1.0
+    return net.conv(x * net.kept.cluster[0], edge_index)
 
 
 def dropped_twice(net, x, edge_index):
@@ -253,6 +253,48 @@ def counting_in_training(net, x, edge_index):
         return net.conv(x, edge_index)
     net.calls = getattr(net, "calls", 0) + 1
     return net.conv(x * net.calls, edge_index)
+
+
+def drawing_in_training(net, x, edge_index):
+    if net.training:
+        edge_index = edge_index[:, torch.randperm(edge_index.size(1))[: edge_index.size(1) // 2]]
+    return net.conv(x, edge_index)
+
+
+def keeping_first_of_parameters(net, x, edge_index):
+    if not hasattr(net, "first"):
+        net.first = net.conv(x, edge_index)
+    return net.conv2(net.first, edge_index)
+
+
+def counting_in_a_buffer():
+    def forward(net, x, edge_index):
+        net.count = net.count + 1
+        return net.conv(x, edge_index)
+
+    net = net_of(forward)
+    net.register_buffer("count", torch.zeros(()))
+    return gas.to_scalable(net, ring())
+
+
+def registering_a_hook(net, x, edge_index):
+    rows = net.conv(x, edge_index)
+    if net.training:
+        rows.register_hook(torch.neg)
+    return net.conv2(rows, edge_index)
+
+
+def asking_for_gradients(net, x, edge_index):
+    rows = net.conv(x, edge_index)
+    return net.conv2(rows * 2 if rows.requires_grad else rows, edge_index)
+
+
+def differentiating(net, x, edge_index):
+    rows = net.conv(x, edge_index)
+    if net.training:
+        (gradient,) = torch.autograd.grad(rows.sum(), net.conv.lin_l.weight, create_graph=True)
+        net.penalty = gradient.square().sum()
+    return net.conv2(rows, edge_index)
 
 
 def failing_in_training(net, x, edge_index):
@@ -490,6 +532,14 @@ CASES = {
     "features of another width": lambda t: gas.to_scalable(pyg.GCN(3, 2, 2), ring()),
     "a branch by values": lambda t: convert(branching),
     "other numbers in each call in training": lambda t: convert(counting_in_training),
+    "an order that is drawn in training": lambda t: convert(drawing_in_training),
+    "what a module computes of parameters, and keeps": lambda t: convert(
+        keeping_first_of_parameters
+    ),
+    "a buffer that counts calls": lambda t: counting_in_a_buffer(),
+    "a hook on a tensor": lambda t: convert(registering_a_hook),
+    "a question about gradients": lambda t: convert(asking_for_gradients),
+    "a gradient in forward": lambda t: convert(differentiating),
     "a module that fails in training": lambda t: convert(failing_in_training),
     "an output of another width in training": lambda t: convert(wider_in_training),
     "statistics of a layer that is skipped at random": lambda t: convert(
@@ -552,7 +602,7 @@ CASES = {
     "a range of nodes": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index) * len(range(x.size(0)))
     ),
-    "an assignment": lambda t: convert(assigning, kept=nn.Linear(2, 2)),
+    "an assignment": lambda t: convert(assigning, kept=Kept()),
     "what is left of the edges, and others": lambda t: convert(with_loops_of_the_left),
     "what is left of the edges, normalised in two ways": lambda t: convert(
         normalised_in_two_ways, a=pyg.GCNConv(2, 2), b=pyg.GCNConv(2, 2, add_self_loops=False)

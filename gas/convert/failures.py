@@ -1,0 +1,77 @@
+"""Texts of what a module raises when it is run, or followed, on a small graph."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch_geometric
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Data
+
+_WRITTEN = re.compile(r"_(propagate|edge_updater)_\w+\.py$")  # What PyG writes for its layers.
+LONGEST = 100  # Characters of a line that is shown.
+_LIBRARIES = tuple(
+    f"{Path(str(path)).parent}{os.sep}"
+    for path in (torch.__file__, torch_geometric.__file__, Path(__file__).parent)
+)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the line of the user's code that an error comes from, and the error, in one line.
+
+    An error of this library is its own text.
+    """
+    if is_own(error):
+        return str(error)
+    lines = [
+        frame.line for frame in traceback.extract_tb(error.__traceback__)
+        if frame.line and not frame.filename.startswith(_LIBRARIES)
+        and not _WRITTEN.search(frame.filename)
+    ]  # fmt: skip
+    first = next(iter(str(error).splitlines()), "")
+    what = f"{type(error).__name__}: {first}".rstrip(":. ")
+    return f"'{lines[-1][:LONGEST]}' raises {what}" if lines else f"it raises {what}"
+
+
+def describe_values(values: Mapping[str, Any]) -> str:
+    """Return the names and shapes of what a module is called with."""
+    return ", ".join(
+        f"{name} of {list(value.shape)}" if isinstance(value, Tensor) else name
+        for name, value in values.items()
+    )
+
+
+def is_own(error: BaseException) -> bool:
+    """Return whether an error is one of this library's, whose text says what to do."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, ValueError) and frames[-1].filename.startswith(_LIBRARIES[-1])
+
+
+def find_lacking(error: Exception, graph: Any) -> str:
+    """Return how to give the attribute of a graph that a module asks for in vain, or ""."""
+    read = [] if graph is None else sorted(graph.read)
+    for name in [key for key in read if key not in graph and not hasattr(Data, key)]:
+        if f"'{name}'" in str(error) or "NoneType" in str(error):
+            return f"the graph has no {name!r}: set data.{name}, or name it as the graph does"
+    return ""
+
+
+def find_differing_type(net: Module, values: Mapping[str, Any]) -> str:
+    """Return how to convert an attribute of another precision than the parameters, or ""."""
+    kinds = {p.dtype for p in net.parameters() if p.is_floating_point()}
+    for name, value in values.items():
+        is_number = isinstance(value, Tensor) and value.is_floating_point() and len(kinds) == 1
+        if is_number and value.dtype not in kinds:
+            (kind,) = kinds
+            return (
+                f"{name!r} is of {value.dtype} and the parameters of {kind}: convert it, "
+                f"data.{name} = data.{name}.to({kind})"
+            )
+    return ""

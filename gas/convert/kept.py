@@ -1,0 +1,266 @@
+"""Attributes that a module changes when it is called, such as what it computes once and keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node, Proxy
+from torch.nn import Module
+from torch.utils._pytree import tree_leaves
+
+from gas.convert.known import is_about_shape, is_close
+from gas.convert.matrices import TracedMatrix
+from gas.nn import BY_TIME, deep_copy
+
+CONSTANT = "_tensor_constant"  # The prefix of the names of tensors that a trace stores.
+_OTHERS = ("training", "_parameters", "_modules")  # Which are kept otherwise, or need not be.
+ABSENT = object()  # In place of the value of an attribute that there isn't.
+_LIBRARIES = ("torch", "torch_geometric")
+
+
+@contextmanager
+def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
+    """Restore attributes and buffers of a module, and of its parts, at the end.
+
+    But for modules of PyTorch and PyG, whose attributes no call reads before it sets them.
+
+    Yields:
+        An empty dictionary, which then gets the attributes that were changed, by their names.
+    """
+    changed: dict[str, Any] = {}
+    saved = [
+        (f"{name}.".lstrip("."), values, dict(values), _copy_contents(values))
+        for name, each in _own_modules(net) for values in (vars(each), each._buffers)
+    ]  # fmt: skip
+    try:
+        yield changed
+    finally:
+        for prefix, now, before, contents in saved:
+            for key in [key for key in now if key not in before and not key.startswith(CONSTANT)]:
+                changed[prefix + key] = now.pop(key)
+            for key, value in before.items():
+                if key not in _OTHERS and now.get(key) is not value:
+                    changed[prefix + key], now[key] = now.get(key), value
+            for key, value, copied in contents:
+                if _has_changed(value, copied):
+                    changed[prefix + key] = _copy(value)[0]
+                    _restore(value, copied[0])
+
+
+def _own_modules(net: Module) -> Iterator[tuple[str, Module]]:
+    for name, module in net.named_modules():
+        if type(module).__module__.split(".")[0] not in _LIBRARIES:
+            yield name, module
+
+
+def _copy_contents(values: dict[str, Any]) -> list[tuple[str, Any, tuple[Any, int]]]:
+    """Copy tensors, and containers with what is in them."""
+    found: list[tuple[str, Any, tuple[Any, int]]] = []
+
+    def add(key: str, value: Any) -> None:
+        if type(value) in (dict, list, set):
+            found.append((key, value, _copy(value)))
+            for each in value.values() if type(value) is dict else value:
+                add(key, each)
+        elif type(value) is Tensor and not value.is_inference():
+            found.append((key, value, _copy(value)))
+
+    for key, value in values.items():
+        if key not in (*_OTHERS, "_buffers") and not key.endswith("_hooks"):
+            add(key, value)
+    return found
+
+
+def _copy(value: Any) -> tuple[Any, int]:
+    """Return a copy of a tensor or container, and the version of the tensor."""
+    if isinstance(value, Tensor):
+        return value.detach().clone(), value._version
+    return type(value)(value), 0
+
+
+def _has_changed(value: Any, copied: tuple[Any, int]) -> bool:
+    if isinstance(value, Tensor):
+        return value._version != copied[1]
+    one, two = (each.values() if type(each) is dict else each for each in (value, copied[0]))
+    return len(one) != len(two) or any(a is not b for a, b in zip(one, two, strict=True))
+
+
+def _restore(value: Any, copied: Any) -> None:
+    if isinstance(value, Tensor):
+        with torch.no_grad():
+            value.copy_(copied)
+        return
+    value.clear()
+    (value.extend if isinstance(value, list) else value.update)(copied)
+
+
+def find_filled(net: Module, size: int, call: Callable[[Module], Any]) -> dict[str, Any]:
+    """Find attributes that a module has computed of a graph, and computes again if they are empty.
+
+    Args:
+        net: The module.
+        size: The number of nodes; what has fewer rows is left as it is.
+        call: Calls a module on the graph by which ``net`` has computed them.
+
+    Returns:
+        What empties each of them: ``None``, an empty container, or :data:`ABSENT`.
+    """
+    names = [
+        f"{prefix}.{key}".lstrip(".")
+        for prefix, module in _own_modules(net)
+        for key, value in vars(module).items()
+        if key not in (*_OTHERS, "_buffers")
+        and any(max(each.shape) >= size for each in _rows(value))
+    ]
+    copied = deep_copy(net) if names else net
+    for empty in (None, ABSENT) if names else ():
+        given = {name: {} if type(_find(copied, name)) is dict else empty for name in names}
+        with keep_attributes(copied):
+            set_attributes(copied, given)
+            try:
+                call(copied)
+            except Exception:  # It may raise anything without them.
+                continue
+            found = [name for name in names if _are_equal(_find(copied, name), _find(net, name))]
+        if found:
+            return {name: given[name] for name in found}
+    return {}
+
+
+def set_attributes(net: Module, values: dict[str, Any]) -> None:
+    """Set attributes of a module and its parts, by their names, as :func:`find_filled` returns."""
+    for name, value in values.items():
+        prefix, _, key = name.rpartition(".")
+        attributes = vars(net.get_submodule(prefix))
+        attributes[key] = dict(value) if type(value) is dict else value
+        if value is ABSENT:
+            del attributes[key]
+
+
+def _find(net: Module, name: str) -> Any:
+    prefix, _, key = name.rpartition(".")
+    return vars(net.get_submodule(prefix)).get(key)
+
+
+def _rows(value: Any) -> list[Any]:
+    """Return the tensors of some dimension in an attribute, and those of matrices in it."""
+    found: list[Any] = []
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, Tensor) and leaf.layout != torch.strided:
+            matrix = leaf.to_sparse_coo().coalesce()
+            found += [matrix.indices(), matrix.values()]
+        elif hasattr(leaf, "coo") and not isinstance(leaf, Module):
+            found += leaf.coo()
+        else:
+            found.append(leaf)
+    return [each for each in found if isinstance(each, Tensor) and each.dim() > 0]
+
+
+def _are_equal(value: Any, other: Any) -> bool:
+    one, two = _rows(value), _rows(other)
+    return bool(one) and is_close(one, two)
+
+
+def find_caches(net: Module, call: Callable[[Any], Any], graphs: Sequence[Any]) -> list[str]:
+    """Find the attributes that a module computes in its first call alone, and keeps.
+
+    Args:
+        net: The module, whose calls change attributes.
+        call: Calls it on a graph, with the same random numbers each time.
+        graphs: Two graphs.
+
+    Raises:
+        ValueError: If its result depends on calls before, naming the module and the attribute.
+    """
+    first, second = graphs
+    with keep_attributes(net) as changed:
+        once = call(first)
+    with keep_attributes(net):
+        other = call(second)
+    if _gives(net, call, first, second, other):  # What it keeps, it never reads.
+        return []
+    read = [key for key in changed if _gives(net, call, first, second, other, key)] or [*changed]
+    if not _gives(net, call, first, first, once):
+        raise _memory_error(net, read[0], changed[read[0]])
+    return read
+
+
+def _gives(
+    net: Module, call: Callable[[Any], Any], first: Any, second: Any, expected: Any,
+    without: str = "",
+) -> bool:  # fmt: skip
+    """Return whether a call after another gives what it does alone, also without an attribute."""
+    prefix, _, key = without.rpartition(".")
+    module = net.get_submodule(prefix)
+    values: dict[str, Any] = module._buffers if key in module._buffers else vars(module)
+    before, was_there = values.get(key), key in values
+    with keep_attributes(net):
+        try:
+            call(first)
+            if was_there:
+                values[key] = before
+            else:
+                values.pop(key, None)
+            return is_close(call(second), expected)
+        except Exception:  # It may raise anything for a graph of another size.
+            return False
+
+
+def _memory_error(net: Module, name: str, value: Any) -> ValueError:
+    prefix, _, key = name.rpartition(".")
+    kind = type(net.get_submodule(prefix)).__name__
+    where = f"'{prefix}' ({kind})" if prefix else kind
+    cure = BY_TIME
+    if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
+        cure = "change it in the training loop, as an attribute of the model"
+    elif isinstance(value, Tensor) and value.dim() < 2:
+        cure = "take a module of torch.nn that keeps statistics, such as BatchNorm1d, or none"
+    return ValueError(
+        f"{where} keeps '{key}' of one call for the next, and mini-batches come after one another: "
+        f"{cure}"
+    )
+
+
+def check_caches(net: Module, caches: Sequence[str], changed: dict[str, Any]) -> None:
+    """Refuse buffers that a module changes, and caches that don't follow from the graph alone.
+
+    Args:
+        net: The module.
+        caches: The names of those that later calls read.
+        changed: What a trace has changed.
+
+    Raises:
+        ValueError: Naming the attribute, and what it is computed of.
+    """
+    for name, value in changed.items():
+        prefix, _, key = name.rpartition(".")
+        if isinstance(value, Proxy) and net.get_submodule(prefix)._buffers.get(key) is not None:
+            raise _memory_error(net, name, net.get_submodule(prefix)._buffers[key])
+    for name in caches:
+        for leaf in tree_leaves(changed.get(name)):
+            parts = (leaf.row, leaf.value) if isinstance(leaf, TracedMatrix) else (leaf,)
+            for part in parts:
+                if isinstance(part, Proxy) and (found := _find_other(part.node, set())) is not None:
+                    raise ValueError(
+                        f"'{name}' is computed in the first call, of '{found.target}', which "
+                        "training changes or draws anew, and kept: compute it in every call, or "
+                        "keep what follows from the graph alone"
+                    )
+
+
+def _find_other(node: Node, seen: set[Node]) -> Node | None:
+    """Find what a value is computed of besides the graph: parameters, modules, random numbers."""
+    if node in seen or is_about_shape(node):
+        return None
+    seen.add(node)
+    name = str(getattr(node.target, "__name__", node.target))
+    is_constant = name.startswith(("_product_", CONSTANT))
+    is_other = node.op in ("call_module", "get_attr") and not is_constant
+    if is_other or "rand" in name or "drop" in name:
+        return node
+    found = (_find_other(each, seen) for each in node.all_input_nodes)
+    return next((each for each in found if each is not None), None)

@@ -1,0 +1,333 @@
+"""Attributes that a module sets when it is called: kept for a look, computed once, or memory."""
+
+import copy
+import re
+
+import pytest
+import torch
+import torch_geometric.nn as pyg
+from comparisons import check, check_gradients, of_x
+from conftest import random_graph
+from torch import nn
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import degree, scatter
+
+import gas
+from gas.convert.kept import keep_attributes
+
+
+def net_of(function, **attributes):
+    """Return a module whose forward is ``function(self, x, edge_index)``."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.lin = pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3), nn.Linear(5, 3)
+            self.c = pyg.GCNConv(5, 8, normalize=False)
+            self.d = pyg.GCNConv(8, 3, normalize=False)
+
+        def forward(self, x, edge_index):
+            return function(self, x, edge_index)
+
+    net = Net()
+    for name, value in attributes.items():
+        setattr(net, name, value)
+    return net
+
+
+def normalise_once(net, x, edge_index):
+    if net.norm is None:
+        net.norm = gcn_norm(edge_index, None, x.size(0), dtype=x.dtype)
+    return net.d(net.c(x, *net.norm).relu(), *net.norm)
+
+
+def set_two_at_once(net, x, edge_index):
+    if net.edges is None:
+        net.edges, net.weight = gcn_norm(edge_index, None, x.size(0), dtype=x.dtype)
+    return net.d(net.c(x, net.edges, net.weight).relu(), net.edges, net.weight)
+
+
+def ask_for_an_attribute(net, x, edge_index):
+    src, dst = edge_index
+    if not hasattr(net, "scale"):
+        net.scale = 1 / degree(dst, x.size(0), dtype=x.dtype).clamp(min=1)
+    x = scatter(net.scale[dst][:, None] * x[src], dst, 0, x.size(0))
+    return net.b(net.a(x, edge_index).relu(), edge_index)
+
+
+def keep_in_a_dictionary(net, x, edge_index):
+    if "norm" not in net.kept:
+        net.kept["norm"] = gcn_norm(edge_index, None, x.size(0), dtype=x.dtype)
+    return net.d(net.c(x, *net.kept["norm"]).relu(), *net.kept["norm"])
+
+
+def average_features_once(net, x, edge_index):
+    if net.rows is None:
+        net.rows = x
+        for _ in range(2):
+            net.rows = scatter(net.rows[edge_index[0]], edge_index[1], 0, x.size(0), reduce="mean")
+    return net.lin(net.rows)
+
+
+CACHES = {
+    "a tuple": (normalise_once, {"norm": None}),
+    "two": (set_two_at_once, {"edges": None, "weight": None}),
+    "hasattr": (ask_for_an_attribute, {}),
+    "a dictionary": (keep_in_a_dictionary, {"kept": {}}),
+    "features": (average_features_once, {"rows": None}),
+}
+
+
+@pytest.mark.parametrize("is_filled", [False, True])
+@pytest.mark.parametrize("kind", CACHES)
+def test_what_is_computed_once_of_the_graph(kind, is_filled):
+    function, attributes = CACHES[kind]
+    net, data = net_of(function, **copy.deepcopy(attributes)).double(), random_graph()
+    data.x = data.x.double()
+    if is_filled:
+        net(data.x, data.edge_index)
+    before = copy.deepcopy({key: vars(net).get(key) for key in (*attributes, "scale")})
+    gas.to_scalable(net, data)
+    now = {key: vars(net).get(key) for key in before}
+    assert repr(now) == repr(before)  # The module isn't changed.
+    check(net, data, of_x)
+
+
+def test_gradients_with_what_is_computed_once():
+    check_gradients(net_of(normalise_once, norm=None), random_graph(), of_x)
+
+
+class OnceConv(pyg.MessagePassing):
+    """A layer that computes weights of its edges once."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="add")
+        self.lin, self.norm = nn.Linear(in_channels, out_channels), None
+
+    def forward(self, x, edge_index):
+        if self.norm is None:
+            self.norm = gcn_norm(edge_index, None, x.size(0), dtype=x.dtype)
+        edge_index, weight = self.norm
+        return self.propagate(edge_index, x=self.lin(x), weight=weight)
+
+    def message(self, x_j, weight):
+        return weight[:, None] * x_j
+
+
+class TwoOnce(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = OnceConv(5, 8), OnceConv(8, 3)
+
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+def test_layers_that_compute_weights_once():
+    check(TwoOnce(), random_graph(), of_x)
+    check_gradients(TwoOnce(), random_graph(), of_x)
+
+
+def test_what_was_computed_of_another_graph_is_refused():
+    net, other = net_of(ask_for_an_attribute), random_graph()
+    net(other.x, other.edge_index.flip(0))
+    with pytest.raises(ValueError, match="'scale' keeps rows of all nodes of a graph"):
+        gas.to_scalable(net, other)
+
+
+def look(net, x, edge_index):
+    net.hidden = net.a(x, edge_index)
+    net.penalty = net.hidden.square().mean()
+    net.calls, net.num_nodes = net.calls + 1, x.size(0)
+    net.kept.append(net.hidden.detach())
+    return net.b(net.hidden.relu(), edge_index)
+
+
+def test_what_no_call_reads_does_no_harm():
+    net = net_of(look, calls=0, kept=[])
+    check(net, random_graph(), of_x)
+    check_gradients(net_of(look, calls=0, kept=[]), random_graph(), of_x)
+
+
+def remember(net, x, edge_index):
+    rows = net.a(x, edge_index).relu()
+    rows = rows if net.before is None else rows + net.before
+    net.before = rows.detach()
+    return net.b(rows, edge_index)
+
+
+def count(net, x, edge_index):
+    net.calls += 1
+    return net.b(net.a(x, edge_index) / net.calls, edge_index)
+
+
+def count_in_training(net, x, edge_index):
+    net.calls += net.training
+    return net.b(net.a(x, edge_index) / (1 + net.calls), edge_index)
+
+
+def average(net, x, edge_index):
+    rows = net.a(x, edge_index)
+    if net.training:
+        net.mean.mul_(0.9).add_(rows.mean(0).detach(), alpha=0.1)
+    return net.b(rows - net.mean, edge_index)
+
+
+def transform_once(net, x, edge_index):
+    if net.before is None:
+        net.before = net.lin(x)
+    return net.hop(net.before, edge_index)
+
+
+def drop_once(net, x, edge_index):
+    if net.before is None:
+        net.before = nn.functional.dropout(x, 0.5, net.training)
+    return net.b(net.a(net.before, edge_index), edge_index)
+
+
+@pytest.mark.parametrize(
+    ("function", "attributes", "reason"),
+    [
+        (remember, {"before": None}, "keeps 'before' of one call for the next"),
+        (count, {"calls": 0}, "keeps 'calls' .* change it in the training loop"),
+        (count_in_training, {"calls": 0}, "keeps 'calls' .* change it in the training loop"),
+        (average, {"mean": torch.zeros(8)}, "keeps 'mean' .* such as BatchNorm1d"),
+        (transform_once, {"before": None}, "'before' is computed .* of 'lin', which training"),
+        (drop_once, {"before": None}, "'before' is computed .* of .*dropout.*, which training"),
+    ],
+)
+def test_memory_of_calls_is_refused(function, attributes, reason):
+    net = net_of(function, hop=pyg.SimpleConv(), **attributes)
+    with pytest.raises(ValueError, match=reason):
+        gas.to_scalable(net, random_graph())
+    assert vars(net).get("before") is None
+
+
+def test_statistics_of_all_nodes_are_not_those_of_the_first_graph():
+    def scale_once(net, x, edge_index):
+        if net.scale is None:
+            net.scale = x.std()
+        return net.b(net.a(x / net.scale, edge_index), edge_index)
+
+    with pytest.raises(ValueError, match=r"'std' \(std\) isn't exact"):
+        gas.to_scalable(net_of(scale_once, scale=None), random_graph())
+
+
+def test_all_that_is_changed_is_restored():
+    net = nn.Sequential(net_of(look, kept=[1, {"a": 2}], calls=0))
+    net[0].register_buffer("rows", torch.zeros(3))
+    inner, kept = net[0], net[0].kept
+    with keep_attributes(net) as changed:
+        inner.rows += 1
+        inner.calls, inner.new = 3, 4
+        kept.append(5)
+        kept[1]["a"] = 6
+    assert {**vars(inner)}.get("new") is None
+    assert inner.kept is kept
+    assert (inner.calls, kept) == (0, [1, {"a": 2}])
+    assert not inner.rows.any()
+    assert changed.keys() == {"0.rows", "0.calls", "0.new", "0.kept"}
+    assert changed["0.rows"].sum() == 3
+
+
+# Gradients ----------------------------------------------------------------------------------------
+
+
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.scale * gradient, None
+
+
+class Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_functions_with_gradients_of_their_own():
+    def forward(net, x, edge_index):
+        return net.b(Round.apply(Reverse.apply(net.a(x, edge_index), 0.5)), edge_index)
+
+    check(net_of(forward), random_graph(), of_x)
+    check_gradients(net_of(forward), random_graph(), of_x)
+
+
+def test_a_forward_that_needs_gradients_in_training():
+    def forward(net, x, edge_index):
+        assert not net.training or torch.is_grad_enabled()
+        net.hidden = net.a(x, edge_index)
+        if net.training:
+            net.hidden.retain_grad()
+        return net.b(net.hidden, edge_index)
+
+    check(net_of(forward), random_graph(), of_x)
+
+
+# Random numbers -----------------------------------------------------------------------------------
+
+
+def choose_in_training(net, x, edge_index):
+    rows = net.a(x, edge_index)
+    rows = nn.functional.gumbel_softmax(rows, hard=True) if net.training else rows.softmax(-1)
+    return net.b(rows, edge_index)
+
+
+def test_noise_that_is_drawn_by_row_in_training():
+    check(net_of(choose_in_training), random_graph(), of_x)
+
+
+def drop_half(net, x, edge_index):
+    order = torch.randperm(edge_index.size(1))
+    edge_index = edge_index[:, order[: edge_index.size(1) // 2]]
+    return net.b(net.a(x, edge_index), edge_index)
+
+
+def drop_half_in_training(net, x, edge_index):
+    return (
+        drop_half(net, x, edge_index) if net.training else net.b(net.a(x, edge_index), edge_index)
+    )
+
+
+def drop_by_mask(net, x, edge_index):
+    if net.training:
+        edge_index = edge_index[:, torch.rand(edge_index.size(1)) > 0.5]
+    return net.b(net.a(x, edge_index), edge_index)
+
+
+def mix_rows(net, x, edge_index):
+    rows = net.a(x, edge_index)
+    return net.b(rows + rows[torch.randperm(x.size(0))] if net.training else rows, edge_index)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (drop_half, r"draws random numbers in evaluation, by randperm: .* if self.training"),
+        (drop_half_in_training, r"it draws by randperm, .* drop edges by dropout_edge\("),
+        (drop_by_mask, r"as it is random, drop edges by dropout_edge\("),
+        (mix_rows, r"draws an order of all rows: .* a number for each"),
+    ],
+)
+def test_random_orders_are_refused_for_what_they_are(function, reason):
+    with pytest.raises(ValueError, match=reason):
+        gas.to_scalable(net_of(function), random_graph())
+
+
+def test_a_refusal_shows_the_line_that_fails():
+    def forward(net, x, edge_index):
+        scale = {60: 1}[x.size(0)]
+        return net.b(net.a(x, edge_index) * scale, edge_index)
+
+    text = re.escape("'scale = {60: 1}[x.size(0)]' raises KeyError: 61; forward must run on graphs")
+    with pytest.raises(ValueError, match=text):
+        gas.to_scalable(net_of(forward), random_graph())
