@@ -179,8 +179,7 @@ def _bytes(value: float | None) -> str:
 
 
 def _partition(found: Mapping[str, Any]) -> dict[str, str]:
-    parts = found.get("partition")
-    if not parts:
+    if not (parts := found.get("partition")):
         return {}
     return {
         "parts": str(len(parts["size"])),
@@ -217,7 +216,8 @@ def _memory(found: Mapping[str, Any]) -> dict[str, str]:
 def _settings(found: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings, those of the model among them."""
     settings = dict(found.get("settings", {}))
-    named = {key: found.get(key) for key in ("dataset", "model", "training", "augment", "seed")}
+    keys = ("dataset", "model", "node_type", "training", "augment", "seed")
+    named = {key: found.get(key) for key in keys}
     groups = {f"{group}: {key}": value for group in ("histories", "features", "graph")
               for key, value in found.get(group, {}).items()}  # fmt: skip
     flat = {**named, **settings.pop("architecture", {}), **settings, **groups}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import gas
 from gas.checkpoint import checkpoints, peek, prune
@@ -244,6 +244,13 @@ def make_experiment(args: Options) -> Experiment:
     is_mapped = _is_mapped(args)
     args, micro_batches = _restore_plan(args)
     settings, model = make_settings(args), args.model or "gcn"
+    same = (
+        "full_batch", "refresh", "layout", "partition", "prefetch", "evaluate_every", "patience",
+        "check", "device", "store", "dtype", "path", "io",
+    )  # fmt: skip
+    options = {name: getattr(args, name) for name in same}
+    if args.hetero:
+        return hetero.HeteroExperiment(_open_types(args), settings, args.seed, **options)
     libraries = None
     if args.memory_report:
         libraries = resident_bytes()
@@ -267,16 +274,12 @@ def make_experiment(args: Options) -> Experiment:
     elif args.sparse_features is None:
         data = with_sparse_features(data, "auto", MODELS[model].gains_by_sparse, log=True)
     augment, weights = make_augmentation(args)
-    same = (
-        "full_batch", "refresh", "layout", "partition", "prefetch", "evaluate_every", "patience",
-        "check", "device", "store", "dtype", "path", "io",
-    )  # fmt: skip
     return Experiment(
         data,
         out_channels,
         model,
         settings,
-        **{name: getattr(args, name) for name in same},
+        **options,
         evaluation=args.eval,
         memory_budget=None if args.memory_budget is None else int(args.memory_budget * 2**20),
         memory=None if args.full_batch else args.memory,
@@ -294,6 +297,19 @@ def make_experiment(args: Options) -> Experiment:
             "bank": args.bank,
         },
     )
+
+
+def _open_types(args: Options) -> HeteroData:
+    """Open the tables of a heterogeneous graph."""
+    if not Path(args.dataset).exists():
+        raise ValueError(
+            f"'--dataset' is {args.dataset}, but '--hetero' reads types from tables: give the "
+            "path of a folder with edges.csv and nodes.csv"
+        )
+    return gas.open_graph(
+        args.dataset, undirected=args.undirected, columns=args.column_names(), hetero=True,
+        check=args.check,
+    )  # fmt: skip
 
 
 def _is_mapped(args: Options) -> bool:

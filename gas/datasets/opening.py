@@ -177,16 +177,16 @@ def open_graph(
 
 def _check_unused(path: Path, *, undirected: bool, columns: object, hetero: bool) -> None:
     """Refuse options that aren't supported for graph folders."""
+    if hetero:
+        raise ValueError(
+            f"'hetero' is True, but {str(path)!r} is a graph folder, whose graph is of one "
+            "type: open the tables that it was made of"
+        )
     if undirected or columns:
         given = "undirected" if undirected else "columns"
         raise ValueError(
             f"{given!r} is given with the graph folder {str(path)!r}, which is as it was "
             "written: leave it out"
-        )
-    if hetero:
-        raise ValueError(
-            f"'hetero' is True, but {str(path)!r} is a graph folder, whose graph is of one "
-            "type: open the tables that it was made of"
         )
 
 

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -215,7 +216,7 @@ def test_folders_that_are_no_runs(trained, tmp_path):
     with pytest.raises(ValueError, match=r"which has no model.safetensors"):
         gas.load_run(tmp_path).predict(trained[0])
     (tmp_path / "metrics.json").write_text(json.dumps({**metrics, "model": "sage, typed"}))
-    with pytest.raises(ValueError, match="models of --hetero are loaded by"):
+    with pytest.raises(ValueError, match="it is of another version of gas, train it"):
         gas.load_run(tmp_path)
     del metrics["graph"]
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))
@@ -306,7 +307,8 @@ def test_import_and_partition_make_folders(tmp_path, capsys):
 
 def test_plan_of_a_graph(capsys):
     main(["plan", "planted:600", "--model", "sage", "--hidden-channels", "8"])
-    assert "expected to take" in capsys.readouterr().out
+    # Which of the two has the shorter time depends on the machine.
+    assert re.search("expected to (take|need) ", capsys.readouterr().out)
 
 
 def test_doctor_names_versions_and_cures(capsys, monkeypatch):
