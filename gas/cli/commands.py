@@ -32,6 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The arguments. (default: those of the process)
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _call(given)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _call(given: list[str]) -> None:
+    """Call a subcommand, and exit if it fails."""
     if given[:1] == ["train"]:
         if given[1:] and not given[1].startswith("-"):
             given.insert(1, "--dataset")  # The graph stands first, as in other commands.
@@ -53,8 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             args=given,
             config=(tyro.conf.DisallowNone,),
         )
-    except KeyboardInterrupt:
-        sys.exit(130)
     except (ValueError, OSError, ImportError, MemoryError) as error:
         sys.exit(f"gas {name}: error: {error}")
 
@@ -192,6 +198,9 @@ def bench(
     if json is not None:
         about = {"graph": graph, "model": model, "settings": dataclasses.asdict(settings)}
         write_json(json, {**about, **found.summary(), **measured, "machine": described})
+    if found.interrupted:
+        print("Interrupted: these are the epochs that ended before.", file=sys.stderr)
+        sys.exit(130)
 
 
 def predict(
