@@ -7,8 +7,11 @@ import dataclasses
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from torch_geometric.data import Data
 
 import gas
 from gas.cli import command, html
@@ -59,7 +62,7 @@ def _call(given: list[str]) -> None:
             prog="gas",
             description=gas.__doc__,
             args=given,
-            config=(tyro.conf.DisallowNone,),
+            config=(tyro.conf.DisallowNone, tyro.conf.OmitArgPrefixes),
         )
     except (ValueError, OSError, ImportError, MemoryError) as error:
         sys.exit(f"gas {name}: error: {error}")
@@ -119,52 +122,53 @@ def partition(
     print(gas.partition_report(clustered, clustered.parts))
 
 
-def plan(
-    graph: str,
-    /,
-    model: Choice[str, MODEL_NAMES] = "gcn",
-    memory: str | None = None,
-    num_layers: int | None = None,
-    hidden_channels: int | None = None,
-    undirected: bool = False,
-    columns: tuple[str, ...] = (),
-    root: str = "data",
-) -> None:
+@dataclass(frozen=True)
+class Workload:
+    """Choose the model, and how the graph is opened."""
+
+    model: Choice[str, MODEL_NAMES] = "gcn"  # The model.
+    memory: str | None = None
+    """The memory limit of the process, such as 6GB. Without it, what is free."""
+    num_layers: int | None = None  # The number of layers. Without it, as gas train.
+    hidden_channels: int | None = None  # The width of hidden layers. Without it, as gas train.
+    undirected: bool = False  # Add the reverse of each edge that lacks it.
+    columns: tuple[str, ...] = ()  # Names of columns, ROLE=NAME, such as source=payer.
+    root: Path = Path("data")  # The folder of PyG's data sets.
+
+    def open(self, graph: str, command: str, **shape: int | None) -> tuple[Data, int, Settings]:
+        """Return a graph, its number of outputs, and the settings of the model."""
+        check_folder_fits(graph, command)
+        columns = _split_columns(self.columns)
+        data, _, out_channels = gas.get_data(
+            self.root, graph, undirected=self.undirected, columns=columns
+        )
+        shape |= {"num_layers": self.num_layers, "hidden_channels": self.hidden_channels}
+        return data, out_channels, Settings.default(self.model).replace(**shape)
+
+
+def plan(graph: str, /, workload: Workload = Workload()) -> None:
     """Recommend the number of parts, the batch size and the place of histories, with reasons.
 
     Args:
         graph: A data set by name, or the path of tables or of a graph folder.
-        model: The model.
-        memory: The memory limit of the process, such as 6GB. Without it, what is free.
-        num_layers: Its number of layers.
-        hidden_channels: The width of its layers.
-        undirected: Add the reverse of each edge that lacks it.
-        columns: Names of columns, ROLE=NAME, such as source=payer.
-        root: The folder of PyG's data sets.
+        workload: The model, and how the graph is opened.
     """
-    check_folder_fits(graph, "gas plan")
-    tables: dict[str, Any] = {"undirected": undirected, "columns": _split_columns(columns)}
-    data, in_channels, out_channels = gas.get_data(root, graph, **tables)
-    shape = {"num_layers": num_layers, "hidden_channels": hidden_channels}
-    arguments = model_arguments(Settings.default(model).replace(**shape).architecture, data)
-    made = MODELS[model](data.num_nodes, in_channels, out_channels=out_channels, **arguments)
-    print(gas.plan(data, made, memory))
+    data, out_channels, settings = workload.open(graph, "gas plan")
+    arguments = model_arguments(settings.architecture, data)
+    model = MODELS[workload.model](
+        data.num_nodes, data.num_features, out_channels=out_channels, **arguments
+    )
+    print(gas.plan(data, model, workload.memory))
 
 
 def bench(
     graph: str,
     /,
-    model: Choice[str, MODEL_NAMES] = "gcn",
-    memory: str | None = None,
-    num_layers: int | None = None,
-    hidden_channels: int | None = None,
+    workload: Workload = Workload(),
     num_parts: int | None = None,
     batch_size: int | None = None,
     repeats: int = 7,
     json: Path | None = None,
-    undirected: bool = False,
-    columns: tuple[str, ...] = (),
-    root: str = "data",
 ) -> None:
     """Measure an epoch of training here: full batch, histories, mini-batches without histories.
 
@@ -172,26 +176,16 @@ def bench(
 
     Args:
         graph: A data set by name, or the path of tables or of a graph folder.
-        model: The model.
-        memory: The memory limit of the process, such as 6GB. Without it, what is free.
-        num_layers: Its number of layers.
-        hidden_channels: The width of its layers.
+        workload: The model, and how the graph is opened.
         num_parts: The number of parts. Without it, what gas plan recommends.
         batch_size: Parts per mini-batch. Without it, what gas plan recommends.
         repeats: The number of measured epochs of each.
         json: The file to write all numbers into.
-        undirected: Add the reverse of each edge that lacks it.
-        columns: Names of columns, ROLE=NAME, such as source=payer.
-        root: The folder of PyG's data sets.
     """
     check_integer("--repeats", repeats, 1)
-    check_folder_fits(graph, "gas bench")
-    tables: dict[str, Any] = {"undirected": undirected, "columns": _split_columns(columns)}
-    data, _, out_channels = gas.get_data(root, graph, **tables)
-    shape = {"num_layers": num_layers, "hidden_channels": hidden_channels}
-    parts = {"num_parts": num_parts, "batch_size": batch_size}
-    settings = Settings.default(model).replace(**shape, **parts)
-    found = Bench(data, out_channels, model, settings, memory)
+    shape, model = {"num_parts": num_parts, "batch_size": batch_size}, workload.model
+    data, out_channels, settings = workload.open(graph, "gas bench", **shape)
+    found = Bench(data, out_channels, model, settings, workload.memory)
     measured, described = summarise(found.measure(repeats)), machine()
     print(f"{model} {dict(settings.architecture)} on {graph}: {data.num_nodes:,} nodes, ", end="")
     print(f"{data.num_edges:,} edges; {describe_machine(described)}\n\n{found}\n\n{show(measured)}")
