@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 import signal
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from gas.cli.options import (
     make_checkpoints,
     make_experiment,
     parse_args,
+    print_warnings_as_lines,
     remove_checkpoints,
 )
 from gas.cli.parser import SETTINGS, Options
@@ -48,9 +48,7 @@ def main(
     prog, signals = prog or Path(sys.argv[0]).name, Signals()
     is_debugged = "--debug" in arguments
     if not is_debugged:  # One line each.
-        warnings.showwarning = lambda text, *_, **__: print(
-            f"warning: {explain_error(text)}", file=sys.stderr
-        )
+        print_warnings_as_lines()
     try:
         args = parse_args(arguments, prog, files)
         with signals.handle(), lock_output(args):

@@ -19,6 +19,7 @@ from gas.cli.bench import Bench, show, summarise
 from gas.cli.choices import MODELS
 from gas.cli.doctor import examine, print_findings
 from gas.cli.graphs import check_folder_fits, model_arguments
+from gas.cli.options import explain_error, print_warnings_as_lines
 from gas.cli.parser import MISSING, MODEL_NAMES
 from gas.cli.report import describe_machine, machine
 from gas.cli.results import write_table
@@ -26,6 +27,9 @@ from gas.cli.runs import load_run
 from gas.cli.settings import Choice, Settings
 from gas.datasets import import_graph
 from gas.native import check_integer, replace_file, write_json
+
+# Names of arguments that are options of the commands below.
+OPTIONS = ("memory", "num_parts", "batch_size", "num_layers", "columns", "undirected", "ids")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -56,6 +60,7 @@ def _call(given: list[str]) -> None:
     import tyro
 
     name = given[0] if given else ""
+    print_warnings_as_lines(OPTIONS)
     try:
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
@@ -65,7 +70,7 @@ def _call(given: list[str]) -> None:
             config=(tyro.conf.DisallowNone, tyro.conf.OmitArgPrefixes),
         )
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        sys.exit(f"gas {name}: error: {error}")
+        sys.exit(f"gas {name}: error: {explain_error(error, OPTIONS)}")
 
 
 def train() -> None:
@@ -100,30 +105,47 @@ def import_tables(
     )
 
 
+@dataclass(frozen=True)
+class Source:
+    """Choose how the graph is opened."""
+
+    undirected: bool = False  # Add the reverse of each edge that lacks it.
+    columns: tuple[str, ...] = ()  # Names of columns, ROLE=NAME, such as source=payer.
+    root: Path = Path("data")  # The folder of PyG's data sets.
+
+    def options(self) -> dict[str, Any]:
+        """Return the options for tables of :func:`gas.open_graph`."""
+        return {"undirected": self.undirected, "columns": _split_columns(self.columns)}
+
+
 def partition(
     graph: str,
     out: str | None = None,
     /,
+    source: Source = Source(),
     num_parts: int = 64,
     method: str = "auto",
-    root: str = "data",
 ) -> None:
     """Partition a graph, print the quality of the partition, and write a graph folder.
 
     Args:
         graph: A data set by name, or the path of tables or of a graph folder.
         out: The graph folder to write, whose parts are row ranges. Without it, nothing is written.
+        source: How the graph is opened.
         num_parts: The number of parts.
         method: The method: metis, kaminpar, random, or auto for the best one installed.
-        root: The folder of PyG's data sets.
     """
-    data = _open(graph, root)
+    options = source.options()
+    if Path(graph).exists():  # It needs no labels.
+        data = gas.open_graph(graph, **options)
+    else:
+        data = gas.get_data(source.root, graph, **options)[0]
     clustered = gas.cluster(data, num_parts, method=method, out=out)
     print(gas.partition_report(clustered, clustered.parts))
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Source):
     """Choose the model, and how the graph is opened."""
 
     model: Choice[str, MODEL_NAMES] = "gcn"  # The model.
@@ -131,17 +153,11 @@ class Workload:
     """The memory limit of the process, such as 6GB. Without it, what is free."""
     num_layers: int | None = None  # The number of layers. Without it, as gas train.
     hidden_channels: int | None = None  # The width of hidden layers. Without it, as gas train.
-    undirected: bool = False  # Add the reverse of each edge that lacks it.
-    columns: tuple[str, ...] = ()  # Names of columns, ROLE=NAME, such as source=payer.
-    root: Path = Path("data")  # The folder of PyG's data sets.
 
     def open(self, graph: str, command: str, **shape: int | None) -> tuple[Data, int, Settings]:
         """Return a graph, its number of outputs, and the settings of the model."""
         check_folder_fits(graph, command)
-        columns = _split_columns(self.columns)
-        data, _, out_channels = gas.get_data(
-            self.root, graph, undirected=self.undirected, columns=columns
-        )
+        data, _, out_channels = gas.get_data(self.root, graph, **self.options())
         shape |= {"num_layers": self.num_layers, "hidden_channels": self.hidden_channels}
         return data, out_channels, Settings.default(self.model).replace(**shape)
 
@@ -274,11 +290,6 @@ def _split_columns(columns: Sequence[str]) -> dict[str, str]:
     if not all(equals for _, equals, _ in pairs):
         raise ValueError("--columns expects ROLE=NAME, such as source=payer")
     return {role: name for role, _, name in pairs}
-
-
-def _open(graph: str, root: str) -> Any:
-    """Open a data set by its name or path; it needs no labels."""
-    return gas.open_graph(graph) if Path(graph).exists() else gas.get_data(root, graph)[0]
 
 
 def _write_csv(columns: dict[str, Any], stream: IO[str]) -> None:

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import gas
 from gas.cli.checkpoints import Checkpoints
 from gas.cli.experiment import Experiment
 from gas.cli.graphs import Graph
+from gas.cli.parser import Options
 from gas.cli.settings import Settings
 from gas.datasets import num_outputs
 from gas.native import PeakMemory
@@ -165,6 +167,19 @@ class HeteroExperiment(Experiment):
             split, on_epoch, self.metric, self.patience, True, keep, run, progress,
             evaluate_every=self.evaluate_every,
         )  # fmt: skip
+
+
+def open_types(args: Options) -> HeteroData:
+    """Open the tables of the command line as a heterogeneous graph."""
+    if not Path(args.dataset).exists():
+        raise ValueError(
+            f"'--dataset' is {args.dataset}, but '--hetero' reads types from tables: give the "
+            "path of a folder with edges.csv and nodes.csv"
+        )
+    return gas.open_graph(
+        args.dataset, undirected=args.undirected, columns=args.column_names(), hetero=True,
+        check=args.check,
+    )  # fmt: skip
 
 
 def make_model(

@@ -9,13 +9,14 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 import gas
 from gas.checkpoint import checkpoints, peek, prune
@@ -135,8 +136,16 @@ def explain_refusal(args: Options) -> str | None:
             f"argument --out is {args.out}, which has the checkpoints of a run: add --resume to go "
             "on with it, or --overwrite"
         )
-    if (args.out / "metrics.json").exists() and not (args.overwrite or args.resume):
-        return f"argument --out is {args.out}, which holds a run: add --overwrite"
+    if (args.out / "metrics.json").exists() and not (args.overwrite or there):
+        if args.resume:
+            return (
+                f"argument --resume finds no checkpoints in {args.out}, which holds a run: pass "
+                "--overwrite instead, or name another folder"
+            )
+        return (
+            f"argument --out is {args.out}, which holds a run: add --overwrite, or name another "
+            "folder"
+        )
     return None
 
 
@@ -250,7 +259,7 @@ def make_experiment(args: Options) -> Experiment:
     )  # fmt: skip
     options = {name: getattr(args, name) for name in same}
     if args.hetero:
-        return hetero.HeteroExperiment(_open_types(args), settings, args.seed, **options)
+        return hetero.HeteroExperiment(hetero.open_types(args), settings, args.seed, **options)
     libraries = None
     if args.memory_report:
         libraries = resident_bytes()
@@ -299,19 +308,6 @@ def make_experiment(args: Options) -> Experiment:
     )
 
 
-def _open_types(args: Options) -> HeteroData:
-    """Open the tables of a heterogeneous graph."""
-    if not Path(args.dataset).exists():
-        raise ValueError(
-            f"'--dataset' is {args.dataset}, but '--hetero' reads types from tables: give the "
-            "path of a folder with edges.csv and nodes.csv"
-        )
-    return gas.open_graph(
-        args.dataset, undirected=args.undirected, columns=args.column_names(), hetero=True,
-        check=args.check,
-    )  # fmt: skip
-
-
 def _is_mapped(args: Options) -> bool:
     """Return whether the features of a graph folder stay there: some options need memory."""
     if not Path(args.dataset).exists() or not is_graph_folder(args.dataset):
@@ -338,12 +334,24 @@ def describe_graph(args: Options) -> dict[str, Any]:
     }
 
 
-def explain_error(error: BaseException | str) -> str:
-    """Return the text of an error or a warning, with command line options for arguments."""
+def print_warnings_as_lines(names: Collection[str] = NAMES) -> None:
+    """Print warnings from now on as a line each; see :func:`explain_error`."""
+    warnings.showwarning = lambda text, *_, **__: print(
+        f"warning: {explain_error(text, names)}", file=sys.stderr
+    )
+
+
+def explain_error(error: BaseException | str, names: Collection[str] = NAMES) -> str:
+    """Return the text of an error or a warning, with command line options for arguments.
+
+    Args:
+        error: The error or the warning.
+        names: The names of options. (default: those of ``gas train``)
+    """
 
     def rename(found: re.Match[str]) -> str:
         name, value = found["given"] or found["name"], found["value"]
-        if OTHER_NAMES.get(name, name) not in NAMES:
+        if OTHER_NAMES.get(name, name) not in names:
             return found[0]
         return option_name(name) if value in (None, "True") else f"{option_name(name)} {value}"
 
@@ -353,6 +361,7 @@ def explain_error(error: BaseException | str) -> str:
         text = ": ".join(str(part) for part in parts if part)
     elif "can't allocate memory" in text:  # PyTorch's allocator raises a RuntimeError.
         return f"{text.splitlines()[0]}: {_NOT_ENOUGH_MEMORY}"
+    text = re.sub(r"columns=\{'(\w+)': '?(.*?)'?\}", r"--columns \1=\2", text)
     # The option has other values than the argument.
     norms = {"None": "none", "False": "none", "True": "batch"}
     text = re.sub(

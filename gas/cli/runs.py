@@ -98,6 +98,7 @@ class SavedRun:
         if self.node_type is None and (path is None or not Path(path).exists()):
             name = str(path) if path is not None else own or self.metrics["dataset"]
             split: Any = 0 if self.settings.inductive else "all"
+            options["columns"] = options["columns"] if path is None else {}  # It is no table.
             data = gas.get_data(root, name, check, split=split, **options)[0]
         elif self.node_type is None and is_graph_folder(str(path)):
             data = undo_clustering(gas.open_graph(str(path)))

@@ -160,6 +160,8 @@ def cluster(
         num_parts, batch_size = model._plan_parts(data, options)
     weighted = None if edge_weight is None else read_graph(data)
     if model is not None:
+        if "edge_index" in data:  # Transforms of PyG don't check its ids.
+            read_graph(data)
         data = _prepare(data, model)
     edges = read_graph(data)
     if batch_size is not None:

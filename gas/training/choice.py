@@ -112,8 +112,8 @@ def make_plan(best: Candidate, seen: list[Candidate], limit: int, first: str) ->
         why = f"A full batch: the fastest of {len(fit)} candidates that fit {human(limit)}."
         if ratio < 1:
             why = (
-                f"A full batch, which fits {human(limit)}. Histories are expected to need "
-                f"{ratio:.2g} of its time, which differs between graphs, for its accuracy."
+                f"A full batch: it is exact and fits {human(limit)}. Histories are expected to "
+                f"need {ratio:.2g} of its time, by a rough estimate, for its accuracy."
             )
         elif other is not None:
             why += f" Histories are expected to take {ratio:.2g} times as long to its accuracy."

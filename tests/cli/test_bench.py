@@ -114,5 +114,5 @@ def test_an_interruption_shows_the_epochs_that_ended(monkeypatch, tmp_path, caps
 def test_errors_are_one_line():
     with pytest.raises(SystemExit, match="gas bench: error: '--repeats' is 0, expected"):
         main(["bench", "planted:60", "--repeats", "0"])
-    with pytest.raises(SystemExit, match="gas bench: error: 'memory' is '6XB'"):
+    with pytest.raises(SystemExit, match="gas bench: error: --memory is '6XB'"):
         main(["bench", "planted:60", "--memory", "6XB"])

@@ -309,6 +309,41 @@ def test_import_and_partition_make_folders(tmp_path, capsys):
         main([*command, "--columns", "label"])
 
 
+@pytest.mark.filterwarnings("always")
+def test_tables_with_other_names(tmp_path, capsys):
+    """An import that was refused leaves nothing; errors and warnings name options."""
+    tables, out = write_tables(tmp_path / "tables"), tmp_path / "graph"
+    rewrite_nodes(tables, lambda row: {**row, "city": "Rome"})
+    with open(tables / "edges.csv") as file:
+        lines = file.read().replace("source,target", "payer,payee", 1)
+    (tables / "edges.csv").write_text(lines)
+    names = ["--columns", "source=payer", "target=payee"]
+    with pytest.raises(SystemExit, match="gas import: error: .* its columns, --columns source="):
+        main(["import", str(tables), str(out)])
+    assert not out.exists()
+    line = f"warning: {tables}/nodes.csv: the column 'city' (not all numbers) left out: neither"
+    assert line in capsys.readouterr().err.splitlines()[0]
+    main(["import", str(tables), str(out), *names])
+    assert "Reading ids" not in capsys.readouterr().err  # There is a table of nodes.
+    main(["partition", str(tables), *names, "--undirected", "--num-parts", "4"])
+    assert "halo nodes per node" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="gas partition: error: --num-parts is 999, but"):
+        main(["partition", str(tables), *names, "--num-parts", "999"])
+    main(["train", str(tables), *names, "--epochs", "1", "--out", str(tmp_path / "run")])
+    with pytest.raises(
+        SystemExit, match="gas predict: error: 'dataset' is 'nowhere', expected one"
+    ):
+        main(["predict", str(tmp_path / "run"), "--graph", "nowhere"])
+
+
+def test_a_run_without_checkpoints_is_not_overwritten_by_resuming(trained, capsys):
+    before = (trained[1] / "metrics.json").read_bytes()
+    with pytest.raises(SystemExit):
+        main(["train", "--resume", "--out", str(trained[1]), "--epochs", "1"])
+    assert "--resume finds no checkpoints in " in capsys.readouterr().err
+    assert (trained[1] / "metrics.json").read_bytes() == before
+
+
 def test_plan_of_a_graph(capsys):
     main(["plan", "planted:600", "--model", "sage", "--hidden-channels", "8"])
     # Which of the two has the shorter time depends on the machine.
