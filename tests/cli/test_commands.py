@@ -344,6 +344,23 @@ def test_a_run_without_checkpoints_is_not_overwritten_by_resuming(trained, capsy
     assert (trained[1] / "metrics.json").read_bytes() == before
 
 
+def test_real_targets_of_some_nodes(tmp_path):
+    """Nodes without a target are predicted, and are in no split."""
+    tables = write_tables(tmp_path / "tables")
+    target = {"red": "0.5", "green": "1.5", "blue": ""}
+    rewrite_nodes(tables, lambda row: {**row, "label": target[row["label"]]})
+    gas.datasets.import_graph(tables, tmp_path / "graph", undirected=True, log=False)
+    for name, options in (("tables", ["--undirected"]), ("graph", [])):
+        run = tmp_path / f"run of {name}"
+        main(["train", str(tmp_path / name), *options, "--epochs", "2", "--out", str(run)])
+        found, expected = gas.load_run(run).predict(), read_parquet(run / "predictions.parquet")
+        np.testing.assert_allclose(found["label"], expected["label"])
+        missing = np.isnan(found["label"])
+        assert 0 < missing.sum() < 300
+        assert [split is None for split in found["split"]] == missing.tolist()
+        assert np.isfinite(found["prediction"]).all()
+
+
 def test_plan_of_a_graph(capsys):
     main(["plan", "planted:600", "--model", "sage", "--hidden-channels", "8"])
     # Which of the two has the shorter time depends on the machine.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from gas.datasets.arrays import check_classes, check_targets
+from gas.datasets.arrays import check_classes
 from gas.datasets.edges import EdgeStream
 from gas.datasets.features import FeatureSource
 from gas.datasets.folder import read_node_table
@@ -135,7 +135,6 @@ class GraphImport:
         if nodes.num_nodes == 0:
             raise ValueError(f"{self.path} has no nodes, expected at least one")
         if "y" in data:
-            check_targets(data.y)
             check_classes(data.y)
             with_masks(data, self.options["num_splits"])
         arrays: dict[str, Any] = {}
