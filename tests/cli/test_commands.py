@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -363,8 +362,7 @@ def test_real_targets_of_some_nodes(tmp_path):
 
 def test_plan_of_a_graph(capsys):
     main(["plan", "planted:600", "--model", "sage", "--hidden-channels", "8"])
-    # Which of the two has the shorter time depends on the machine.
-    assert re.search("expected to (take|need) ", capsys.readouterr().out)
+    assert "expected to take" in capsys.readouterr().out
 
 
 def test_doctor_names_versions_and_cures(capsys, monkeypatch):
