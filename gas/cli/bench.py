@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import statistics
 import time
@@ -26,6 +27,7 @@ from gas.training import Candidate, FullBatch, Plan, loss_of, release_freed_memo
 FULL, HISTORIES, NO_TRANSFERS, DROPPED = (
     "full batch", "histories", "histories, moving no rows", "same batches, no histories",
 )  # fmt: skip
+NAMES = (FULL, HISTORIES, NO_TRANSFERS, DROPPED)
 SHAPE = ("num_parts", "batch_size")
 SAMPLE = 0.005  # Seconds between samples of memory.
 
@@ -74,6 +76,7 @@ class Bench:
         log: bool = True,
     ) -> None:
         self.data, self.settings, self.log = data, settings, log
+        self.interrupted = False  # By Ctrl-C, while epochs were measured.
         self._make: Callable[..., gas.models.LayeredGNN] = partial(
             MODELS[model], in_channels=data.x.size(1), out_channels=out_channels,
             **model_arguments(settings.architecture, data),
@@ -111,38 +114,49 @@ class Bench:
     def summary(self) -> dict[str, Any]:
         """Return what was chosen, for JSON."""
         chosen = None if self.chosen is None else vars(self.chosen)
-        return {"memory": self.plan.memory, "chosen": chosen}
+        return {"memory": self.plan.memory, "chosen": chosen, "interrupted": self.interrupted}
 
     def measure(self, repeats: int) -> dict[str, Measured]:
         """Train for so many epochs in each way, in turn, and return what was measured.
 
-        One epoch before warms up. Memory and phases are measured in two epochs of their own.
+        One epoch before warms up. Memory and phases are measured in two epochs of their own. After
+        Ctrl-C there are the epochs that ended before.
         """
         found = {
-            name: Measured([], 0, 0.0, None, why) for name, why in self._reasons.items() if why
+            name: Measured([], 0, math.nan, None, self._reasons.get(name) or "interrupted")
+            for name in NAMES
         }
         with contextlib.ExitStack() as models, report_progress("Measuring", log=self.log):
-            running: dict[str, Contender] = {}
-            for name, make in self._makers().items():
-                try:
-                    running[name] = make(models)
-                    running[name].epoch()
-                except (MemoryError, RuntimeError) as error:  # PyTorch's allocator raises these.
-                    running.pop(name, None)
-                    text = str(error).strip().splitlines()
-                    found[name] = Measured([], 0, 0.0, None, text[0] if text else "no memory")
-            seconds: dict[str, list[float]] = {name: [] for name in running}
-            for _ in range(repeats):
-                for name, one in running.items():
-                    start = time.perf_counter()
-                    one.epoch()
-                    seconds[name].append(time.perf_counter() - start)
-            for name, one in running.items():
-                memory = _epoch_bytes(one.epoch)
-                with gas.profile(one.model) as profile:
-                    one.epoch()
-                found[name] = Measured(seconds[name], one.steps, memory, profile)
+            try:
+                self._measure(repeats, models, found)
+            except KeyboardInterrupt:
+                self.interrupted = True
         return found
+
+    def _measure(
+        self, repeats: int, models: contextlib.ExitStack, found: dict[str, Measured]
+    ) -> None:
+        """Measure each contender, and write into ``found`` what was measured."""
+        running: dict[str, Contender] = {}
+        for name, make in self._makers().items():
+            try:
+                running[name] = one = make(models)
+                one.epoch()
+                found[name] = found[name]._replace(steps=one.steps)
+            except (MemoryError, RuntimeError) as error:  # PyTorch's allocator raises these.
+                running.pop(name, None)
+                text = str(error).strip().splitlines()
+                found[name] = found[name]._replace(reason=text[0] if text else "no memory")
+        for _ in range(repeats):
+            for name, one in running.items():
+                start = time.perf_counter()
+                one.epoch()
+                found[name].seconds.append(time.perf_counter() - start)
+        for name, one in running.items():
+            memory = _epoch_bytes(one.epoch)
+            with gas.profile(one.model) as profile:
+                one.epoch()
+            found[name] = found[name]._replace(memory=memory, profile=profile)
 
     def _makers(self) -> dict[str, Callable[[contextlib.ExitStack], Contender]]:
         """Return functions that make the contenders; the models are closed with the stack."""
@@ -203,7 +217,9 @@ class Bench:
         for number, parts in enumerate(batches):
             batch_of_part[parts] = number
         batch = batch_of_part.repeat_interleave(graph.parts.diff())
-        graph = with_edge_index(graph)
+        graph = copy.copy(with_edge_index(graph))
+        for key in {*graph.edge_attrs()} - {"edge_index", "edge_weight"}:
+            del graph[key]  # Rows of edges before self-loops; no model of gas.models reads them.
         src, dst = batch[graph.edge_index]
         model = self._make(num_nodes=1)
         loader = _load(graph.edge_subgraph(src == dst), batches, model)
@@ -234,8 +250,8 @@ def _epoch_bytes(epoch: Callable[[], float]) -> float:
 
 
 def median_ratio(times: list[float], others: list[float]) -> float:
-    """Return the median over rounds of the ratio within a round."""
-    return statistics.median(a / b for a, b in zip(times, others, strict=True))
+    """Return the median over rounds of the ratio within a round; an interrupted one isn't one."""
+    return statistics.median(a / b for a, b in zip(times, others, strict=False))
 
 
 # Tables -------------------------------------------------------------------------------------------
@@ -245,9 +261,8 @@ def summarise(found: Mapping[str, Measured]) -> dict[str, Any]:
     """Return what was measured, for JSON: seconds, ratios, bytes, and seconds of each phase."""
     base = found[FULL].seconds
     contenders: dict[str, dict[str, Any]] = {}
-    for name in (FULL, HISTORIES, NO_TRANSFERS, DROPPED):
-        one = found[name]
-        if one.profile is None:
+    for name, one in found.items():
+        if not one.seconds:
             contenders[name] = {"not measured": one.reason}
             continue
         contenders[name] = {
@@ -256,8 +271,8 @@ def summarise(found: Mapping[str, Measured]) -> dict[str, Any]:
             "to_full_batch": median_ratio(one.seconds, base) if base else None,
             "steps": one.steps,
             "epoch_bytes": one.memory if math.isfinite(one.memory) else None,
-            "phases": one.profile.seconds,
-            "moved_bytes": one.profile.moved_bytes,
+            "phases": {} if one.profile is None else one.profile.seconds,
+            "moved_bytes": None if one.profile is None else one.profile.moved_bytes,
         }
     times, still = found[HISTORIES].seconds, found[NO_TRANSFERS].seconds
     overhead = median_ratio(times, still) - 1 if times and still else None
@@ -285,7 +300,7 @@ def show(summary: Mapping[str, Any]) -> str:
     lines = [_align(rows)]
     if (overhead := summary["transfer_overhead"]) is not None:
         lines.append(f"\nPulls and pushes of rows add {overhead:+.1%} to an epoch with histories.")
-    names = [name for name, one in summary["contenders"].items() if "phases" in one]
+    names = [name for name, one in summary["contenders"].items() if one.get("phases")]
     if names:
         order = sorted(phases, key=lambda phase: -max(phases[phase].values()))
         table = [("phase", *names)]

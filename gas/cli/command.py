@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 import signal
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from tqdm import tqdm
 
 from gas.cli import results
 from gas.cli.experiment import Experiment
-from gas.cli.hetero import HeteroExperiment
 from gas.cli.options import (
     UsageError,
     describe_graph,
@@ -25,6 +23,7 @@ from gas.cli.options import (
     make_checkpoints,
     make_experiment,
     parse_args,
+    print_warnings_as_lines,
     remove_checkpoints,
 )
 from gas.cli.parser import SETTINGS, Options
@@ -49,9 +48,7 @@ def main(
     prog, signals = prog or Path(sys.argv[0]).name, Signals()
     is_debugged = "--debug" in arguments
     if not is_debugged:  # One line each.
-        warnings.showwarning = lambda text, *_, **__: print(
-            f"warning: {explain_error(text)}", file=sys.stderr
-        )
+        print_warnings_as_lines()
     try:
         args = parse_args(arguments, prog, files)
         with signals.handle(), lock_output(args):
@@ -74,7 +71,7 @@ def run(args: Options, signals: Signals) -> None:
     importlib.import_module("matplotlib")  # For the plot: fail before training if it is missing.
     for file, package in results.find_missing_packages().items():
         print(f"warning: no {file}, which needs: pip install {package}", file=sys.stderr)
-    experiment = HeteroExperiment(args) if args.hetero else prepare(args)
+    experiment = prepare(args)
     remove_checkpoints(args)
     kept = args.out / SETTINGS
     is_refusable = args.resume and kept.exists()  # By a checkpoint of other options.
@@ -87,9 +84,6 @@ def run(args: Options, signals: Signals) -> None:
     failed = training.failed
     if runs:
         args.write(kept)
-    if runs and isinstance(experiment, HeteroExperiment):
-        experiment.write(runs, failed, bool(signals.received))
-    elif runs and isinstance(experiment, Experiment):
         report(args, experiment, runs, failed, bool(signals.received))
     if failed:
         several = f"{len(failed)} of {args.runs} runs failed, such as that from seed "
@@ -122,7 +116,7 @@ class Training:
         experiment: What is run.
     """
 
-    def __init__(self, args: Options, experiment: Experiment | HeteroExperiment) -> None:
+    def __init__(self, args: Options, experiment: Experiment) -> None:
         self.args, self.experiment = args, experiment
         self.failed: list[dict[str, Any]] = []
         self._runs: list[Run] = []
@@ -252,6 +246,7 @@ def report(
     about = {
         "dataset": args.dataset,
         "model": args.model,
+        "node_type": experiment.node_type,
         "histories": {
             **{key: experiment.histories.get(key) for key in ("store", "dtype", "io")},
             "micro_batches": experiment.micro_batches,

@@ -7,8 +7,11 @@ import dataclasses
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from torch_geometric.data import Data
 
 import gas
 from gas.cli import command, html
@@ -16,6 +19,7 @@ from gas.cli.bench import Bench, show, summarise
 from gas.cli.choices import MODELS
 from gas.cli.doctor import examine, print_findings
 from gas.cli.graphs import check_folder_fits, model_arguments
+from gas.cli.options import explain_error, print_warnings_as_lines
 from gas.cli.parser import MISSING, MODEL_NAMES
 from gas.cli.report import describe_machine, machine
 from gas.cli.results import write_table
@@ -23,6 +27,9 @@ from gas.cli.runs import load_run
 from gas.cli.settings import Choice, Settings
 from gas.datasets import import_graph
 from gas.native import check_integer, replace_file, write_json
+
+# Names of arguments that are options of the commands below.
+OPTIONS = ("memory", "num_parts", "batch_size", "num_layers", "columns", "undirected", "ids")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -32,6 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: The arguments. (default: those of the process)
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _call(given)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _call(given: list[str]) -> None:
+    """Call a subcommand, and exit if it fails."""
     if given[:1] == ["train"]:
         if given[1:] and not given[1].startswith("-"):
             given.insert(1, "--dataset")  # The graph stands first, as in other commands.
@@ -45,18 +60,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import tyro
 
     name = given[0] if given else ""
+    print_warnings_as_lines(OPTIONS)
     try:
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="gas",
             description=gas.__doc__,
             args=given,
-            config=(tyro.conf.DisallowNone,),
+            config=(tyro.conf.DisallowNone, tyro.conf.OmitArgPrefixes),
         )
-    except KeyboardInterrupt:
-        sys.exit(130)
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        sys.exit(f"gas {name}: error: {error}")
+        sys.exit(f"gas {name}: error: {explain_error(error, OPTIONS)}")
 
 
 def train() -> None:
@@ -91,74 +105,86 @@ def import_tables(
     )
 
 
+@dataclass(frozen=True)
+class Source:
+    """Choose how the graph is opened."""
+
+    undirected: bool = False  # Add the reverse of each edge that lacks it.
+    columns: tuple[str, ...] = ()  # Names of columns, ROLE=NAME, such as source=payer.
+    root: Path = Path("data")  # The folder of PyG's data sets.
+
+    def options(self) -> dict[str, Any]:
+        """Return the options for tables of :func:`gas.open_graph`."""
+        return {"undirected": self.undirected, "columns": _split_columns(self.columns)}
+
+
 def partition(
     graph: str,
     out: str | None = None,
     /,
+    source: Source = Source(),
     num_parts: int = 64,
     method: str = "auto",
-    root: str = "data",
 ) -> None:
     """Partition a graph, print the quality of the partition, and write a graph folder.
 
     Args:
         graph: A data set by name, or the path of tables or of a graph folder.
         out: The graph folder to write, whose parts are row ranges. Without it, nothing is written.
+        source: How the graph is opened.
         num_parts: The number of parts.
         method: The method: metis, kaminpar, random, or auto for the best one installed.
-        root: The folder of PyG's data sets.
     """
-    data = _open(graph, root)
+    options = source.options()
+    if Path(graph).exists():  # It needs no labels.
+        data = gas.open_graph(graph, **options)
+    else:
+        data = gas.get_data(source.root, graph, **options)[0]
     clustered = gas.cluster(data, num_parts, method=method, out=out)
     print(gas.partition_report(clustered, clustered.parts))
 
 
-def plan(
-    graph: str,
-    /,
-    model: Choice[str, MODEL_NAMES] = "gcn",
-    memory: str | None = None,
-    num_layers: int | None = None,
-    hidden_channels: int | None = None,
-    undirected: bool = False,
-    columns: tuple[str, ...] = (),
-    root: str = "data",
-) -> None:
+@dataclass(frozen=True)
+class Workload(Source):
+    """Choose the model, and how the graph is opened."""
+
+    model: Choice[str, MODEL_NAMES] = "gcn"  # The model.
+    memory: str | None = None
+    """The memory limit of the process, such as 6GB. Without it, what is free."""
+    num_layers: int | None = None  # The number of layers. Without it, as gas train.
+    hidden_channels: int | None = None  # The width of hidden layers. Without it, as gas train.
+
+    def open(self, graph: str, command: str, **shape: int | None) -> tuple[Data, int, Settings]:
+        """Return a graph, its number of outputs, and the settings of the model."""
+        check_folder_fits(graph, command)
+        data, _, out_channels = gas.get_data(self.root, graph, **self.options())
+        shape |= {"num_layers": self.num_layers, "hidden_channels": self.hidden_channels}
+        return data, out_channels, Settings.default(self.model).replace(**shape)
+
+
+def plan(graph: str, /, workload: Workload = Workload()) -> None:
     """Recommend the number of parts, the batch size and the place of histories, with reasons.
 
     Args:
         graph: A data set by name, or the path of tables or of a graph folder.
-        model: The model.
-        memory: The memory limit of the process, such as 6GB. Without it, what is free.
-        num_layers: Its number of layers.
-        hidden_channels: The width of its layers.
-        undirected: Add the reverse of each edge that lacks it.
-        columns: Names of columns, ROLE=NAME, such as source=payer.
-        root: The folder of PyG's data sets.
+        workload: The model, and how the graph is opened.
     """
-    check_folder_fits(graph, "gas plan")
-    tables: dict[str, Any] = {"undirected": undirected, "columns": _split_columns(columns)}
-    data, in_channels, out_channels = gas.get_data(root, graph, **tables)
-    shape = {"num_layers": num_layers, "hidden_channels": hidden_channels}
-    arguments = model_arguments(Settings.default(model).replace(**shape).architecture, data)
-    made = MODELS[model](data.num_nodes, in_channels, out_channels=out_channels, **arguments)
-    print(gas.plan(data, made, memory))
+    data, out_channels, settings = workload.open(graph, "gas plan")
+    arguments = model_arguments(settings.architecture, data)
+    model = MODELS[workload.model](
+        data.num_nodes, data.num_features, out_channels=out_channels, **arguments
+    )
+    print(gas.plan(data, model, workload.memory))
 
 
 def bench(
     graph: str,
     /,
-    model: Choice[str, MODEL_NAMES] = "gcn",
-    memory: str | None = None,
-    num_layers: int | None = None,
-    hidden_channels: int | None = None,
+    workload: Workload = Workload(),
     num_parts: int | None = None,
     batch_size: int | None = None,
     repeats: int = 7,
     json: Path | None = None,
-    undirected: bool = False,
-    columns: tuple[str, ...] = (),
-    root: str = "data",
 ) -> None:
     """Measure an epoch of training here: full batch, histories, mini-batches without histories.
 
@@ -166,32 +192,25 @@ def bench(
 
     Args:
         graph: A data set by name, or the path of tables or of a graph folder.
-        model: The model.
-        memory: The memory limit of the process, such as 6GB. Without it, what is free.
-        num_layers: Its number of layers.
-        hidden_channels: The width of its layers.
+        workload: The model, and how the graph is opened.
         num_parts: The number of parts. Without it, what gas plan recommends.
         batch_size: Parts per mini-batch. Without it, what gas plan recommends.
         repeats: The number of measured epochs of each.
         json: The file to write all numbers into.
-        undirected: Add the reverse of each edge that lacks it.
-        columns: Names of columns, ROLE=NAME, such as source=payer.
-        root: The folder of PyG's data sets.
     """
     check_integer("--repeats", repeats, 1)
-    check_folder_fits(graph, "gas bench")
-    tables: dict[str, Any] = {"undirected": undirected, "columns": _split_columns(columns)}
-    data, _, out_channels = gas.get_data(root, graph, **tables)
-    shape = {"num_layers": num_layers, "hidden_channels": hidden_channels}
-    parts = {"num_parts": num_parts, "batch_size": batch_size}
-    settings = Settings.default(model).replace(**shape, **parts)
-    found = Bench(data, out_channels, model, settings, memory)
+    shape, model = {"num_parts": num_parts, "batch_size": batch_size}, workload.model
+    data, out_channels, settings = workload.open(graph, "gas bench", **shape)
+    found = Bench(data, out_channels, model, settings, workload.memory)
     measured, described = summarise(found.measure(repeats)), machine()
     print(f"{model} {dict(settings.architecture)} on {graph}: {data.num_nodes:,} nodes, ", end="")
     print(f"{data.num_edges:,} edges; {describe_machine(described)}\n\n{found}\n\n{show(measured)}")
     if json is not None:
         about = {"graph": graph, "model": model, "settings": dataclasses.asdict(settings)}
         write_json(json, {**about, **found.summary(), **measured, "machine": described})
+    if found.interrupted:
+        print("Interrupted: these are the epochs that ended before.", file=sys.stderr)
+        sys.exit(130)
 
 
 def predict(
@@ -271,11 +290,6 @@ def _split_columns(columns: Sequence[str]) -> dict[str, str]:
     if not all(equals for _, equals, _ in pairs):
         raise ValueError("--columns expects ROLE=NAME, such as source=payer")
     return {role: name for role, _, name in pairs}
-
-
-def _open(graph: str, root: str) -> Any:
-    """Open a data set by its name or path; it needs no labels."""
-    return gas.open_graph(graph) if Path(graph).exists() else gas.get_data(root, graph)[0]
 
 
 def _write_csv(columns: dict[str, Any], stream: IO[str]) -> None:

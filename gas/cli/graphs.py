@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import degree
 
 from gas import (
@@ -135,6 +135,14 @@ def model_arguments(architecture: Mapping[str, Any], data: Data) -> dict[str, An
     else:
         deg = degree(data.edge_index[1], data.num_nodes)
     return {**architecture, "deg": deg}
+
+
+def describe_inputs(data: Any) -> dict[str, Any]:
+    """Return the number of features, by type in a ``HeteroData``, and the types of its edges."""
+    if not isinstance(data, HeteroData):
+        return {"in_channels": 0 if data.get("x") is None else data.x.size(1)}
+    widths = {store._key: store.x.size(1) if "x" in store else 0 for store in data.node_stores}
+    return {"in_channels": widths, "edge_types": data.edge_types}
 
 
 def _open_parts(

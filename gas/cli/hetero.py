@@ -1,12 +1,13 @@
-"""``train_gas.py --hetero``: GraphSAGE for each relation of a heterogeneous graph from tables."""
+"""``gas train --hetero``: GraphSAGE for each relation of a heterogeneous graph from tables."""
 
 from __future__ import annotations
 
-import contextlib
+import copy
+import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,33 +15,23 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import HeteroConv, Linear, SAGEConv
 
 import gas
-from gas.cli import results
 from gas.cli.checkpoints import Checkpoints
-from gas.cli.choices import check_labels
+from gas.cli.experiment import Experiment
+from gas.cli.graphs import Graph
 from gas.cli.parser import Options
-from gas.cli.report import metrics
+from gas.cli.settings import Settings
 from gas.datasets import num_outputs
-from gas.native import write_json
-from gas.training import (
-    SPLITS,
-    Predictions,
-    Progress,
-    Run,
-    divergence_error,
-    loss_of,
-    metric_of,
-    prediction_columns,
-    run_epochs,
-    split_mask,
-)
+from gas.native import PeakMemory
+from gas.training import Progress, Run, divergence_error, loss_of, run_epochs, split_mask
 
 # Options that have an effect with --hetero.
 OPTIONS = (
     "hetero", "dataset", "undirected", "columns", "model", "num_layers", "hidden_channels",
     "dropout", "num_parts", "batch_size", "epochs", "lr", "metric", "seed", "device", "partition",
     "store", "dtype", "path", "io", "check", "out", "overwrite", "debug", "root", "config",
-    "runs", "patience", "tensorboard",
+    "runs", "patience", "tensorboard", "evaluate_every", "verify",
 )  # fmt: skip
+SHAPE = ("hidden_channels", "num_layers", "dropout")
 
 
 class HeteroSAGE(torch.nn.Module):
@@ -90,119 +81,127 @@ class HeteroSAGE(torch.nn.Module):
         return self.scores(h[self.kind])
 
 
-class HeteroExperiment:
-    """Train :class:`HeteroSAGE` on the tables of the command line."""
+class HeteroExperiment(Experiment):
+    """Train :class:`HeteroSAGE` on a heterogeneous graph.
 
-    def __init__(self, args: Options) -> None:
-        path = Path(args.dataset)
-        if not path.exists():
-            raise ValueError(
-                f"'--dataset' is {args.dataset}, but '--hetero' reads types from tables: give the "
-                "path of a folder with edges.csv and nodes.csv"
-            )
-        data = gas.open_graph(
-            path,
-            undirected=args.undirected,
-            columns=args.column_names(),
-            hetero=True,
-            check=args.check,
+    ``data`` are the nodes of the type that is predicted, ``node_type``.
+
+    Args:
+        hetero_data: The graph; each type has features, and one has labels and masks.
+        settings: The settings.
+        seed: The seed of the partition. (default: ``0``)
+        **options: ``partition``, ``evaluate_every``, ``patience``, ``device``, ``check``,
+            ``store``, ``dtype``, ``path`` and ``io`` of :class:`gas.cli.Experiment`.
+
+    Raises:
+        ValueError: If a type has no features, or not one type has labels.
+    """
+
+    def __init__(
+        self, hetero_data: HeteroData, settings: Settings, seed: int = 0, **options: Any
+    ) -> None:
+        self.node_type = _find_target_type(hetero_data)
+        self.hetero_data, self._seed = copy.copy(hetero_data), seed
+        shape = {key: settings.architecture[key] for key in SHAPE}
+        without: dict[str, Any] = {"grad_norm": None, "correct_drift": False, "warm_up": 0}
+        settings = dataclasses.replace(
+            settings, architecture=shape, average_weights=False, **without
         )
-        self.args, self.data, self.kind = args, data, _find_target_type(data)
-        check_labels(cast(Data, data[self.kind]))
-        sizes = (int(data[name].num_nodes or 0) for name in data.node_types)
-        self.settings = settings = args.settings().for_size(sum(sizes))
-        shape = ("hidden_channels", "num_layers", "dropout")
-        self.shape = {key: settings.architecture[key] for key in shape}
-        self.metric = settings.metric or metric_of(data[self.kind].y)
+        named = {
+            key: getattr(hetero_data, key)
+            for key in ("classes", "split")
+            if hasattr(hetero_data, key)
+        }
+        target = Data(**hetero_data[self.node_type].to_dict(), **named)
+        super().__init__(
+            target, num_outputs(target.y), "sage", settings, evaluation="layerwise", **options
+        )
 
-    def run(
+    def _prepare(
+        self, data: Data, inductive: bool, layout: str, partition: str
+    ) -> tuple[Graph, Graph]:
+        """Partition the heterogeneous graph."""
+        whole, log = self.hetero_data, self.log
+        whole[self.node_type].y = data.y
+        self.settings = settings = self.settings.for_size(int(whole.num_nodes or 0))
+        parts: Any = settings.num_parts
+        clustered = gas.cluster(whole, parts, method=partition, seed=self._seed, log=log)
+        loader = gas.SubgraphLoader(
+            clustered, batch_size=settings.batch_size, shuffle=True, log=False
+        )
+        report = gas.partition_report(loader.data, loader.ptr)
+        graph = Graph(None, None, data, loader, None, None, {}, repr(whole), report)
+        return graph, graph
+
+    def make_model(self, histories: bool = True) -> Any:
+        """Make a new model, with weights drawn from PyTorch's generator."""
+        return make_model(
+            self.hetero_data, str(self.node_type), self.out_channels, self.settings.architecture,
+            self.device, **self.histories,
+        )  # fmt: skip
+
+    def _run(
         self,
-        seed: int,
-        split: int = 0,
-        on_epoch: Callable[[Run], None] | None = None,
-        keep: bool = False,
-        run: Run | None = None,
-        checkpoints: Checkpoints | None = None,
-    ) -> Run:
-        """Train one model from a seed; see :meth:`gas.cli.Experiment.run`."""
-        run, progress = Run() if run is None else run, Progress()
-        run.split = split
-        args, settings, kind = self.args, self.settings, self.kind
-        torch.manual_seed(seed)
-        out_channels = num_outputs(self.data[kind].y)
-        net = HeteroSAGE(self.data, kind, out_channels=out_channels, **self.shape).to(args.device)
-        store = args.store if args.store != "auto" else None
-        options: dict[str, Any] = {"store": store, "dtype": args.dtype, "path": args.path}
-        model = cast(Any, gas.to_scalable(net, self.data, io=args.io, **options))
-        with contextlib.closing(model):
-            if seed == args.seed:
-                print(model)
-            parts = settings.num_parts or 1
-            graph = gas.cluster(self.data, parts, method=args.partition, seed=args.seed)
-            batches = {"batch_size": settings.batch_size, "shuffle": True, "log": False}
-            loader = cast(Any, gas.SubgraphLoader)(graph, **batches)
-            optimizer = torch.optim.Adam(net.parameters(), settings.lr)
-            model.refresh(graph)
+        model: Any,
+        evaluator: Any,
+        split: int,
+        on_epoch: Callable[[Run], None] | None,
+        keep: bool,
+        run: Run,
+        checkpoints: Checkpoints | None,
+        about: dict[str, Any],
+        peak: PeakMemory,
+    ) -> None:
+        loader, progress = self.graph.loader, Progress()
+        if split == 0 and self.log:
+            print(model)
+        optimizer = torch.optim.Adam(model.net.parameters(), self.settings.lr)
+        model.refresh(loader)
 
-            def epoch() -> float:
-                return _train_epoch(model, loader, optimizer, kind, progress.epoch or 1, split)
+        def epoch() -> float:
+            number = progress.epoch or 1
+            return _train_epoch(model, loader, optimizer, str(self.node_type), number, split)
 
-            run_epochs(
-                model, cast(Data, self.data[kind]), epoch, lambda model: model.predict(graph),
-                settings.epochs, split, on_epoch, self.metric, args.patience, True, keep, run,
-                progress,
-            )  # fmt: skip
-            run.history_bytes = sum(history.store.nbytes for history in model.histories)
-        return run
+        run_epochs(
+            model, self.data, epoch, lambda model: model.predict(loader), self.settings.epochs,
+            split, on_epoch, self.metric, self.patience, True, keep, run, progress,
+            evaluate_every=self.evaluate_every,
+        )  # fmt: skip
 
-    def write(
-        self, runs: Sequence[Run], failed: list[dict[str, Any]], interrupted: bool
-    ) -> dict[str, Any]:
-        """Write scores, curves, the best model and its predictions for every node.
 
-        Returns:
-            The contents of ``metrics.json``.
-        """
-        args, settings, number = self.args, self.settings, results.best_run_index(runs)
-        run = runs[number]
-        kept = run.best_epoch
-        curves = {"loss": run.loss, "seconds": run.seconds, "train": run.train_acc,
-                  "val": run.val_acc, "test": run.test_acc}  # fmt: skip
-        epochs = [dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]
-        found = metrics(runs)
-        said = {
-            "dataset": args.dataset, "model": "sage, a layer for each relation",
-            "node_type": self.kind, "edge_types": [list(each) for each in self.data.edge_types],
-            "metric": self.metric, "seed": args.seed,
-            "settings": {**self.shape, "lr": settings.lr, "num_parts": settings.num_parts,
-            "batch_size": settings.batch_size}, "best_epoch": kept + 1,
-            **{f"{part}_score": epochs[kept][part] for part in SPLITS}, "epochs": epochs,
-            "test_acc": found["test_acc"], "val_acc": found["val_acc"], "kept_run": number,
-            "interrupted": interrupted, "failed": failed,
-        }  # fmt: skip
-        (args.out / "metrics.json").unlink(missing_ok=True)
-        title = f"sage for each relation on {args.dataset}, {len(runs)} run{'s' * (len(runs) > 1)}"
-        results.plot_curves(args.out / "curve.png", runs, title, results.score_name(self.metric))
-        self._write_best(run)
-        write_json(args.out / "metrics.json", said)
-        print(
-            f"\nBest epoch by validation, {kept + 1}: test {self.metric} {run.test_acc[kept]:.4f}"
+def open_types(args: Options) -> HeteroData:
+    """Open the tables of the command line as a heterogeneous graph."""
+    if not Path(args.dataset).exists():
+        raise ValueError(
+            f"'--dataset' is {args.dataset}, but '--hetero' reads types from tables: give the "
+            "path of a folder with edges.csv and nodes.csv"
         )
-        if len(runs) > 1:
-            mean, std = (found["test_acc"][key] for key in ("mean", "std"))
-            print(f"Of {len(runs)} runs: test {self.metric} {mean:.4f} ± {std:.4f}")
-        return said
+    return gas.open_graph(
+        args.dataset, undirected=args.undirected, columns=args.column_names(), hetero=True,
+        check=args.check,
+    )  # fmt: skip
 
-    def _write_best(self, run: Run) -> None:
-        """Write the weights of the best epoch, and its predictions for every node."""
-        best, stored = run.best, dict(self.data[self.kind].items())
-        assert best is not None
-        state = {key.removeprefix("net."): value for key, value in best.state.items()}
-        if "classes" in self.data:
-            stored["classes"] = self.data.classes
-        columns = prediction_columns(Predictions(best.out, stored, lambda rows: rows), run.split)
-        texts = {"model": "gas.cli.hetero.HeteroSAGE"}
-        results.write_best(self.args.out, state, texts, columns)
+
+def make_model(
+    data: HeteroData,
+    node_type: str,
+    out_channels: int,
+    architecture: Mapping[str, Any],
+    device: torch.device | str = "cpu",
+    **histories: Any,
+) -> Any:
+    """Convert a new :class:`HeteroSAGE` for a graph.
+
+    Args:
+        data: The graph.
+        node_type: The node type to predict.
+        out_channels: The number of outputs.
+        architecture: ``hidden_channels``, ``num_layers`` and ``dropout``.
+        device: The device of the model. (default: ``"cpu"``)
+        **histories: Options of :func:`gas.to_scalable`.
+    """
+    net = HeteroSAGE(data, node_type, out_channels=out_channels, **architecture).to(device)
+    return gas.to_scalable(net, data, **histories)
 
 
 def _find_target_type(data: HeteroData) -> str:

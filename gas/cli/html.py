@@ -95,9 +95,7 @@ def report(
 
 
 def _folder(run: Any) -> Path:
-    if isinstance(run, Run):
-        return Path()
-    return run.folder if isinstance(run, SavedRun) else Path(run)
+    return Path("" if isinstance(run, Run) else getattr(run, "folder", run))
 
 
 def _read(run: Any) -> dict[str, Any]:
@@ -179,8 +177,7 @@ def _bytes(value: float | None) -> str:
 
 
 def _partition(found: Mapping[str, Any]) -> dict[str, str]:
-    parts = found.get("partition")
-    if not parts:
+    if not (parts := found.get("partition")):
         return {}
     return {
         "parts": str(len(parts["size"])),
@@ -217,7 +214,8 @@ def _memory(found: Mapping[str, Any]) -> dict[str, str]:
 def _settings(found: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings, those of the model among them."""
     settings = dict(found.get("settings", {}))
-    named = {key: found.get(key) for key in ("dataset", "model", "training", "augment", "seed")}
+    keys = ("dataset", "model", "node_type", "training", "augment", "seed")
+    named = {key: found.get(key) for key in keys}
     groups = {f"{group}: {key}": value for group in ("histories", "features", "graph")
               for key, value in found.get(group, {}).items()}  # fmt: skip
     flat = {**named, **settings.pop("architecture", {}), **settings, **groups}
@@ -290,11 +288,13 @@ def _points(
     return [place for place, _ in points], [value for _, value in points]
 
 
-def _new_figure() -> tuple[Any, Any]:
+def _new_figure(along: str, is_whole: bool = True) -> tuple[Any, Any]:
     from matplotlib.figure import Figure as Canvas
 
     figure = Canvas(figsize=(6, 3.4), layout="constrained")
-    return figure, figure.add_subplot()
+    axis = figure.add_subplot(xlabel=along)
+    axis.locator_params(axis="x", integer=is_whole)
+    return figure, axis
 
 
 def _draw_curves(
@@ -305,7 +305,7 @@ def _draw_curves(
     from_zero: bool = False,
 ) -> Figure:
     """Draw curves; with ``num_colors``, later ones have the colors of the first, and dashes."""
-    figure, axis = _new_figure()
+    figure, axis = _new_figure(along, along == "epoch")
     for number, (name, (places, values)) in enumerate(curves.items()):
         is_later = bool(num_colors) and number >= num_colors
         axis.plot(
@@ -313,7 +313,7 @@ def _draw_curves(
             color=f"C{number % num_colors if num_colors else number}",
             linestyle="--" if is_later else "-",
         )  # fmt: skip
-    axis.set(title=title, xlabel=along)
+    axis.set(title=title)
     if from_zero:
         axis.set_ylim(0, 1.1 * max(axis.get_ylim()[1], 1e-9))
     axis.grid(alpha=0.3)
@@ -345,7 +345,7 @@ def _further_metrics(runs: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _draw_phases(phases: Mapping[str, Mapping[str, float]]) -> Figure:
     """Draw the milliseconds of a step by phase, a bar for each run."""
-    figure, axis = _new_figure()
+    figure, axis = _new_figure("", is_whole=False)
     names = list(dict.fromkeys(name for each in phases.values() for name in each))
     height = 0.8 / len(phases)
     for number, (run, seconds) in enumerate(phases.items()):
@@ -367,12 +367,12 @@ def _draw_staleness(title: str, ages: Sequence[Sequence[float]]) -> Figure:
     if len(rows) <= MOST_CURVES:
         curves = {f"history {number}": _points(row) for number, row in enumerate(rows)}
         return _draw_curves(title, "epoch", curves, from_zero=True)
-    figure, axis = _new_figure()
+    figure, axis = _new_figure("epoch")
     shown = axis.imshow(
         rows, aspect="auto", cmap="viridis", interpolation="nearest", vmin=0,
         extent=(0.5, len(ages) + 0.5, len(rows) - 0.5, -0.5),
     )  # fmt: skip
-    axis.set(title=title, xlabel="epoch", ylabel="history")
+    axis.set(title=title, ylabel="history")
     axis.set_yticks(range(len(rows)))
     figure.colorbar(shown, ax=axis)
     return Figure(title, _to_svg(figure))
@@ -380,11 +380,11 @@ def _draw_staleness(title: str, ages: Sequence[Sequence[float]]) -> Figure:
 
 def _draw_partition(title: str, parts: Mapping[str, Any]) -> Figure:
     """Draw own and halo nodes of each part."""
-    figure, axis = _new_figure()
+    figure, axis = _new_figure("parts, ordered by their halo")
     order = sorted(range(len(parts["size"])), key=lambda part: parts["halo"][part])
     size, halo = ([parts[key][part] for part in order] for key in ("size", "halo"))
     axis.stackplot(range(len(order)), size, halo, labels=["own nodes", "halo nodes"], step="mid")
-    axis.set(title=f"{title}: nodes of each part", xlabel="parts, by halo", ylim=(0, None))
+    axis.set(title=f"{title}: nodes of each part", ylim=(0, None))
     axis.legend(fontsize=9, loc="upper left")
     return Figure(title, _to_svg(figure))
 

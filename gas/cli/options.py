@@ -9,7 +9,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,16 @@ def explain_refusal(args: Options) -> str | None:
             f"argument --out is {args.out}, which has the checkpoints of a run: add --resume to go "
             "on with it, or --overwrite"
         )
-    if (args.out / "metrics.json").exists() and not (args.overwrite or args.resume):
-        return f"argument --out is {args.out}, which holds a run: add --overwrite"
+    if (args.out / "metrics.json").exists() and not (args.overwrite or there):
+        if args.resume:
+            return (
+                f"argument --resume finds no checkpoints in {args.out}, which holds a run: pass "
+                "--overwrite instead, or name another folder"
+            )
+        return (
+            f"argument --out is {args.out}, which holds a run: add --overwrite, or name another "
+            "folder"
+        )
     return None
 
 
@@ -244,6 +253,13 @@ def make_experiment(args: Options) -> Experiment:
     is_mapped = _is_mapped(args)
     args, micro_batches = _restore_plan(args)
     settings, model = make_settings(args), args.model or "gcn"
+    same = (
+        "full_batch", "refresh", "layout", "partition", "prefetch", "evaluate_every", "patience",
+        "check", "device", "store", "dtype", "path", "io",
+    )  # fmt: skip
+    options = {name: getattr(args, name) for name in same}
+    if args.hetero:
+        return hetero.HeteroExperiment(hetero.open_types(args), settings, args.seed, **options)
     libraries = None
     if args.memory_report:
         libraries = resident_bytes()
@@ -267,16 +283,12 @@ def make_experiment(args: Options) -> Experiment:
     elif args.sparse_features is None:
         data = with_sparse_features(data, "auto", MODELS[model].gains_by_sparse, log=True)
     augment, weights = make_augmentation(args)
-    same = (
-        "full_batch", "refresh", "layout", "partition", "prefetch", "evaluate_every", "patience",
-        "check", "device", "store", "dtype", "path", "io",
-    )  # fmt: skip
     return Experiment(
         data,
         out_channels,
         model,
         settings,
-        **{name: getattr(args, name) for name in same},
+        **options,
         evaluation=args.eval,
         memory_budget=None if args.memory_budget is None else int(args.memory_budget * 2**20),
         memory=None if args.full_batch else args.memory,
@@ -322,12 +334,24 @@ def describe_graph(args: Options) -> dict[str, Any]:
     }
 
 
-def explain_error(error: BaseException | str) -> str:
-    """Return the text of an error or a warning, with command line options for arguments."""
+def print_warnings_as_lines(names: Collection[str] = NAMES) -> None:
+    """Print warnings from now on as a line each; see :func:`explain_error`."""
+    warnings.showwarning = lambda text, *_, **__: print(
+        f"warning: {explain_error(text, names)}", file=sys.stderr
+    )
+
+
+def explain_error(error: BaseException | str, names: Collection[str] = NAMES) -> str:
+    """Return the text of an error or a warning, with command line options for arguments.
+
+    Args:
+        error: The error or the warning.
+        names: The names of options. (default: those of ``gas train``)
+    """
 
     def rename(found: re.Match[str]) -> str:
         name, value = found["given"] or found["name"], found["value"]
-        if OTHER_NAMES.get(name, name) not in NAMES:
+        if OTHER_NAMES.get(name, name) not in names:
             return found[0]
         return option_name(name) if value in (None, "True") else f"{option_name(name)} {value}"
 
@@ -337,6 +361,7 @@ def explain_error(error: BaseException | str) -> str:
         text = ": ".join(str(part) for part in parts if part)
     elif "can't allocate memory" in text:  # PyTorch's allocator raises a RuntimeError.
         return f"{text.splitlines()[0]}: {_NOT_ENOUGH_MEMORY}"
+    text = re.sub(r"columns=\{'(\w+)': '?(.*?)'?\}", r"--columns \1=\2", text)
     # The option has other values than the argument.
     norms = {"None": "none", "False": "none", "True": "batch"}
     text = re.sub(

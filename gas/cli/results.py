@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from gas.cli.graphs import describe_inputs
 from gas.cli.report import machine, metrics, plot_curves
 from gas.native import human, replace_file, write_json
 from gas.training import Predictions, Run, prediction_columns
@@ -96,16 +97,17 @@ def write_results(
     plot_curves(folder / "curve.png", runs, title, score_name(experiment.metric))
     words: dict[str, Any] = {key: about[key] for key in ("model", "dataset") if key in about}
     words |= experiment.settings.architecture
-    words["in_channels"] = experiment.data.x.size(1)
+    words |= describe_inputs(getattr(experiment, "hetero_data", experiment.data))
     words["out_channels"] = experiment.out_channels
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in words.items()}
     columns = predictions(experiment, best.out, runs[number].split)
-    written = write_best(folder, best.state, texts, columns)
+    state = {key.removeprefix("net."): value for key, value in best.state.items()}
+    written = _write_best(folder, state, texts, columns)
     write_json(folder / "metrics.json", found)
     return [folder / "metrics.json", folder / "curve.png", *written]
 
 
-def write_best(
+def _write_best(
     folder: Path, state: dict[str, Tensor], texts: dict[str, str], columns: dict[str, Any]
 ) -> list[Path]:
     """Write the best model and its predictions, as far as the packages are installed."""

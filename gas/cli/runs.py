@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import gas
 from gas.cli.choices import MODELS
-from gas.cli.graphs import PARTS, model_arguments
+from gas.cli.graphs import PARTS, describe_inputs, model_arguments
+from gas.cli.hetero import make_model
 from gas.cli.results import MODEL
 from gas.cli.settings import Settings
 from gas.datasets import find_feature_names, undo_clustering
@@ -33,6 +34,7 @@ class SavedRun:
     * ``folder``: the folder of the run.
     * ``metrics``: the contents of its ``metrics.json``.
     * ``settings``: the settings of the training.
+    * ``node_type``: the type of nodes that is predicted, of a heterogeneous graph, else ``None``.
 
     Args:
         folder: The folder.
@@ -54,9 +56,10 @@ class SavedRun:
         if self.metrics.get("model") not in MODELS:
             raise ValueError(
                 f"'folder' is {str(folder)!r}, whose model is {self.metrics.get('model')!r}, "
-                f"expected one of {', '.join(MODELS)}: models of --hetero are loaded by "
-                "safetensors.torch.load_file"
+                f"expected one of {', '.join(MODELS)}: it is of another version of gas, train it "
+                "again"
             )
+        self.node_type: str | None = self.metrics.get("node_type")
         try:
             self._graph, self._targets = self.metrics["graph"], self.metrics["targets"]
             self.settings = Settings(**self.metrics["settings"])
@@ -75,8 +78,11 @@ class SavedRun:
             f"{self.metrics['metric']} {', '.join(scores)}"
         )
 
-    def open_graph(self, path: str | Path | None = None) -> Data:
+    def open_graph(self, path: str | Path | None = None) -> Any:
         """Open the graph of the training, or another one in the same way.
+
+        Returns:
+            A ``Data``; a ``HeteroData`` if the training was of one.
 
         Args:
             path: A data set by name, or the path of tables or of a graph folder.
@@ -88,28 +94,45 @@ class SavedRun:
         options = dict(self._graph)
         root, check, own = (options.pop(name) for name in ("root", "check", "path"))
         names = options.pop("feature_names")
-        if path is None or not Path(path).exists():
+        data: Any
+        if self.node_type is None and (path is None or not Path(path).exists()):
             name = str(path) if path is not None else own or self.metrics["dataset"]
             split: Any = 0 if self.settings.inductive else "all"
+            options["columns"] = options["columns"] if path is None else {}  # It is no table.
             data = gas.get_data(root, name, check, split=split, **options)[0]
-        elif is_graph_folder(path):
-            data = undo_clustering(gas.open_graph(path))
+        elif self.node_type is None and is_graph_folder(str(path)):
+            data = undo_clustering(gas.open_graph(str(path)))
         else:  # It may have no labels, and no masks.
-            columns = options["columns"]
+            columns, given = options["columns"], str(own if path is None else path)
+            hetero = self.node_type is not None
             data = gas.open_graph(
-                path, undirected=options["undirected"], columns=columns, check=check
-            )
-            found = find_feature_names(path, columns)
+                given, undirected=options["undirected"], columns=columns, hetero=hetero,
+                check=check, log=path is not None,
+            )  # fmt: skip
+            found = find_feature_names(given, columns)
             if names is not None and found is not None:
-                data.x = _order_features(data, names, found)
+                for store in data.node_stores:
+                    store.x = _order_features(store.x, names, found)
+        nodes = self._find_targets(data)
         if path is not None:
-            self._adopt_targets(data)
-        elif self._targets["dtype"] != str(data.y.dtype).removeprefix("torch."):
-            data.y = data.y.to(getattr(torch, self._targets["dtype"]))  # As the metric needs it.
+            self._adopt_targets(data, nodes)
+        elif self._targets["dtype"] != str(nodes.y.dtype).removeprefix("torch."):
+            nodes.y = nodes.y.to(getattr(torch, self._targets["dtype"]))  # As the metric needs it.
         features = self.metrics["features"]
         if features["dtype"] or features["store"]:
             data.x = gas.quantize(data.x, features["dtype"] or "float32", features["store"])
-        return with_csr_features(data)
+        return data if isinstance(data, HeteroData) else with_csr_features(data)
+
+    def _find_targets(self, data: Any) -> Any:
+        """Return what has the targets of a graph: itself, or its nodes of the predicted type."""
+        if self.node_type is None:
+            return data
+        if self.node_type not in data.node_types:
+            raise ValueError(
+                f"'graph' has no nodes of type {self.node_type!r}, which the model predicts, but "
+                f"{', '.join(data.node_types)}"
+            )
+        return data[self.node_type]
 
     def _open_parts(self) -> Data | None:
         """Open the parts that the run mapped from a folder; ``None`` if its graph was in memory."""
@@ -123,7 +146,7 @@ class SavedRun:
                     return data
         return None
 
-    def _adopt_targets(self, data: Data) -> None:
+    def _adopt_targets(self, data: Any, nodes: Any) -> None:
         """Give another graph targets of the kind of the training, and the training's classes.
 
         Those that it lacks, and classes that the training doesn't have, are unknown. Masks that
@@ -131,35 +154,39 @@ class SavedRun:
         """
         kind, classes = getattr(torch, self._targets["dtype"]), self.metrics["classes"]
         unknown = math.nan if kind.is_floating_point else -1
-        if "made up" in str(data.get("split", "")):
-            for name in ("train_mask", "val_mask", "test_mask", "split"):
-                del data[name]
-        y, own = data.get("y"), data.get("classes")
+        if "made up" in str(getattr(data, "split", "")):
+            del data.split
+            for name in ("train_mask", "val_mask", "test_mask"):
+                nodes.pop(name, None)
+        y, own = nodes.get("y", None), getattr(data, "classes", None) or []
         is_same = (
             y is not None
             and list(y.shape[1:]) == self._targets["shape"]
             and (kind.is_floating_point or not y.is_floating_point())
-            and (own is None) == (classes is None)
+            and bool(own) == bool(classes)
         )
         if not is_same:
-            data.y = torch.full(
-                (int(data.num_nodes or 0), *self._targets["shape"]), unknown, dtype=kind
+            nodes.y = torch.full(
+                (int(nodes.num_nodes or 0), *self._targets["shape"]), unknown, dtype=kind
             )
         elif classes is not None:
             codes = torch.tensor([classes.index(c) if c in classes else -1 for c in own])
-            data.y = torch.where(y < 0, y, codes[y.clamp(min=0)]).to(kind)
+            nodes.y = torch.where(y < 0, y, codes[y.clamp(min=0)]).to(kind)
         else:
-            data.y = y.to(kind)
+            nodes.y = y.to(kind)
         if classes is not None:
             data.classes = classes
-        elif own is not None:
+        elif own:
             del data.classes
 
-    def make_model(self, data: Data) -> gas.models.LayeredGNN:
+    def make_model(self, data: Any) -> Any:
         """Make the model of the best epoch, for a graph.
 
         Args:
-            data: The graph.
+            data: The graph, of :meth:`open_graph`.
+
+        Returns:
+            A model of :mod:`gas.models`, or a converted :class:`gas.cli.hetero.HeteroSAGE`.
 
         Raises:
             ImportError: If safetensors is missing.
@@ -182,14 +209,22 @@ class SavedRun:
             state = load_file(path)
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged ({error}): train the run again") from error
-        widths = {name: json.loads(words[name]) for name in ("in_channels", "out_channels")}
-        found = 0 if data.get("x") is None else data.x.size(1)
-        if found != widths["in_channels"]:
-            raise ValueError(
-                f"'graph' has {found} features, expected {widths['in_channels']}, as in training"
-            )
-        arguments = model_arguments(self.settings.architecture, data)
-        model = MODELS[self.metrics["model"]](int(data.num_nodes or 0), **widths, **arguments)
+        for name, value in describe_inputs(data).items():
+            found = json.dumps(value)
+            what = f"{found} features" if name == "in_channels" else f"the edge types {found}"
+            if found != words[name]:  # Types are compared in their order, too.
+                raise ValueError(f"'graph' has {what}, expected {words[name]}, as in training")
+        out_channels, shape = json.loads(words["out_channels"]), self.settings.architecture
+        if self.node_type is not None:
+            model = make_model(data, self.node_type, out_channels, shape)
+            model.net.load_state_dict(state)
+            return model.eval()
+        model = MODELS[self.metrics["model"]](
+            int(data.num_nodes or 0),
+            in_channels=json.loads(words["in_channels"]),
+            out_channels=out_channels,
+            **model_arguments(shape, data),
+        )
         model.load_state_dict(state)
         return model.eval()
 
@@ -221,7 +256,7 @@ class SavedRun:
             else:  # Its features stay on disk.
                 graph = data if model.transform is None else model.prepare(with_edge_index(data))
             columns = gas.predictions(model, graph, split=self.metrics["kept_split"], log=False)
-        if not bool(known_target_mask(data.y).any()):
+        if not bool(known_target_mask(self._find_targets(data).y).any()):
             columns.pop("label", None)
         return columns if ids is None else _select_ids(columns, ids)
 
@@ -250,7 +285,7 @@ def load_run(folder: str | Path) -> SavedRun:
     return SavedRun(folder)
 
 
-def _order_features(data: Data, names: Sequence[str], found: Sequence[str]) -> Tensor:
+def _order_features(x: Tensor, names: Sequence[str], found: Sequence[str]) -> Tensor:
     """Return features in the order of the columns of the training."""
     missing = [name for name in names if name not in found]
     if missing:
@@ -259,13 +294,13 @@ def _order_features(data: Data, names: Sequence[str], found: Sequence[str]) -> T
             f"columns {', '.join(names)}"
         )
     if list(names) == list(found):
-        return data.x
-    if data.x.size(1) != len(found):
+        return x
+    if x.size(1) != len(found):
         raise ValueError(
             f"'graph' has the columns {', '.join(found)}, some with several numbers, expected them "
             f"in the order of the training: {', '.join(names)}"
         )
-    return data.x[:, [found.index(name) for name in names]]
+    return x[:, [found.index(name) for name in names]]
 
 
 def _select_ids(columns: dict[str, Any], ids: Sequence[Any]) -> dict[str, Any]:

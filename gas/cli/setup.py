@@ -51,6 +51,9 @@ class Setup:
     The arguments are those of :class:`gas.cli.Experiment`.
     """
 
+    node_type: str | None = None
+    """The type of nodes that is predicted, of a heterogeneous graph."""
+
     def __init__(
         self,
         data: Data,

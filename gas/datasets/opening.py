@@ -163,7 +163,7 @@ def open_graph(
     if undirected and not hetero:
         data = with_reverse(data)
     if "y" in data:
-        if not hetero:
+        if archive and not hetero:
             check_targets(data.y)
         check_classes(data.y)
         with_masks(data, num_splits)
@@ -177,16 +177,16 @@ def open_graph(
 
 def _check_unused(path: Path, *, undirected: bool, columns: object, hetero: bool) -> None:
     """Refuse options that aren't supported for graph folders."""
+    if hetero:
+        raise ValueError(
+            f"'hetero' is True, but {str(path)!r} is a graph folder, whose graph is of one "
+            "type: open the tables that it was made of"
+        )
     if undirected or columns:
         given = "undirected" if undirected else "columns"
         raise ValueError(
             f"{given!r} is given with the graph folder {str(path)!r}, which is as it was "
             "written: leave it out"
-        )
-    if hetero:
-        raise ValueError(
-            f"'hetero' is True, but {str(path)!r} is a graph folder, whose graph is of one "
-            "type: open the tables that it was made of"
         )
 
 
@@ -245,9 +245,11 @@ def _summary(path: Path, data: Data) -> list[str]:
             share = data.x.values().numel() / max(data.x.numel(), 1)
             sparse = f" (sparse, {100 * share:.2g} % stored)"
         found.append(f"{data.x.size(1)} features{sparse}")
-    if "y" in data and data.y.dim() == 1 and not data.y.is_floating_point():
-        found.append(f"{len(data.get('classes') or range(int(data.y.max()) + 1))} classes")
-        unknown = int((data.y < 0).sum())
+    if "y" in data and data.y.dim() == 1:
+        is_real = data.y.is_floating_point()
+        if not is_real:
+            found.append(f"{len(data.get('classes') or range(int(data.y.max()) + 1))} classes")
+        unknown = int((data.y.isnan() if is_real else data.y < 0).sum())
         found += [f"{unknown:,} nodes without a label"] * (unknown > 0)
     lines = [f"{path}: {', '.join(found)}"]
     if "train_mask" in data:

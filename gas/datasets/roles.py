@@ -129,4 +129,4 @@ def leave_out(what: Sequence[str], where: str) -> None:
     """Warn of files or columns that are ignored."""
     if what:
         some = ", ".join(what[:5]) + (f" and {len(what) - 5} more" if len(what) > 5 else "")
-        warn(f"{where}: {some} left out, being nothing that a graph is read from")
+        warn(f"{where}: {some} left out: neither a known name nor a column of numbers")

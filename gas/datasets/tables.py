@@ -96,7 +96,8 @@ class Table:
             raise ValueError(
                 f"{self.path.name} begins with {first[:60]!r}, which may be names of columns or "
                 "values: begin it with names that gas.open_graph knows, such as source,target in a "
-                "list of edges or id,label in one of nodes"
+                "list of edges or id,label in one of nodes, or name its columns, "
+                "columns={'source': ...}"
             )
 
     @contextlib.contextmanager

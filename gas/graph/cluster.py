@@ -160,6 +160,8 @@ def cluster(
         num_parts, batch_size = model._plan_parts(data, options)
     weighted = None if edge_weight is None else read_graph(data)
     if model is not None:
+        if "edge_index" in data:  # Transforms of PyG don't check its ids.
+            read_graph(data)
         data = _prepare(data, model)
     edges = read_graph(data)
     if batch_size is not None:
@@ -212,9 +214,9 @@ def _check_arguments(
     return limit
 
 
-def _check_model(model: object) -> None:
+def _check_model(model: object, needed: str = "prepare") -> None:
     """Refuse a model without histories, such as a class, or a model of PyG."""
-    if model is not None and (isinstance(model, type) or not hasattr(model, "prepare")):
+    if model is not None and (isinstance(model, type) or not hasattr(model, needed)):
         what = model if isinstance(model, type) else type(model)
         raise ValueError(
             f"'model' is {what.__name__}, expected a model with histories: one of gas.models, or "
@@ -229,7 +231,7 @@ def _check_typed(num_parts: int | str, model: object, **arguments: object) -> No
             "'num_parts' is 'auto', which gas.cluster doesn't have for heterogeneous graphs: give "
             "a number"
         )
-    _check_model(model)
+    _check_model(model, "histories")
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise ValueError(

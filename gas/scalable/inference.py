@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -24,8 +24,10 @@ from gas.scalable.distributed.ranks import one_shard_error
 from gas.scalable.node_predictor import mark_exact, unwrap_prefetch
 from gas.scalable.norms import GraphNorms, has_many_nodes
 
+Batch = TypeVar("Batch")
+Out = TypeVar("Out")
 # Each batch with its output, or None if its forward pass ended before.
-SweepOutputs = Iterator[tuple[SubData, Tensor | None]]
+SweepOutputs = Iterator[tuple[Batch, Out | None]]
 
 
 def compute_dtype(model: BatchModel, x: Tensor | Features | None) -> torch.dtype:
@@ -49,14 +51,14 @@ def sweep_layers(
     forward_layer: Callable[[int, Tensor | Features, SubData, dict[str, Any]], Tensor],
     context: Callable[[SubData, int], contextlib.AbstractContextManager[None]],
     may_end: bool,
-) -> Callable[[int], SweepOutputs]:
+) -> Callable[[int], SweepOutputs[SubData, Tensor]]:
     """Return a function that computes one layer of all batches, of rows of the type ``dtype(x)``.
 
     A layer is computed in ``context(batch, layer)``, which ``may_end`` it early.
     """
     states: dict[tuple[int, ...], dict[str, Any]] = {}  # By batch, as their order may change.
 
-    def sweep(layer: int) -> SweepOutputs:
+    def sweep(layer: int) -> SweepOutputs[SubData, Tensor]:
         for batch in loader:
             key = tuple(batch.offset.tolist())
             state = states.setdefault(key, {})
@@ -84,7 +86,7 @@ def sweep_forwards(
     loader: Iterable[SubData],
     context: Callable[[SubData], contextlib.AbstractContextManager[None]],
     layer: int,
-) -> SweepOutputs:
+) -> SweepOutputs[SubData, Tensor]:
     """Run forward on all batches up to the history of a layer, each in ``context(batch)``."""
     for batch in loader:
         check_graph(batch.n_id, model.num_nodes)
@@ -123,7 +125,7 @@ class _CompleteLoader:
             )
 
 
-def assemble(outputs: SweepOutputs, num_nodes: int) -> Tensor:
+def assemble(outputs: SweepOutputs[SubData, Tensor], num_nodes: int) -> Tensor:
     """Copy the outputs of batches into one tensor of ``num_nodes`` rows on the CPU.
 
     Together the batches have every node.
@@ -171,7 +173,7 @@ def _fill_histories(
     training: bool,
     log: bool = False,
     as_evaluation: bool = False,
-) -> Iterator[tuple[Callable[[int], SweepOutputs], GraphNorms]]:
+) -> Iterator[tuple[Callable[[int], SweepOutputs[SubData, Tensor]], GraphNorms]]:
     """Fill all histories of a model, layer by layer, and give what is left to do in this context.
 
     The model is in evaluation mode until the context ends.

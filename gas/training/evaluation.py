@@ -193,7 +193,7 @@ def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predictions:
     if isinstance(given, HeteroData):
         kind = _scored_type(model, out, given)
         out = out if isinstance(out, Tensor) else out[kind]
-        stored = given[kind]
+        stored = {"classes": getattr(given, "classes", None), **given[kind]}
     else:
         stored = graph_of(graph)
     return Predictions(out, stored, partial(to_original_order, stored))

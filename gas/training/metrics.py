@@ -53,9 +53,15 @@ def loss_of(out: Tensor, y: Tensor) -> Tensor:
     squared error for real numbers of shape ``[n]`` or ``[n, 1]``.
 
     Raises:
-        ValueError: If labels have another shape than the outputs.
+        ValueError: If targets have another shape than the outputs.
     """
     if is_real(y):
+        if y.numel() != out.numel():
+            raise ValueError(
+                f"'y' is of {y.dtype}, numbers to predict, of shape {list(y.shape)}, but outputs "
+                f"have {list(out.shape)}: expected an output for each; of classes, "
+                "data.y = data.y.long()"
+            )
         return F.mse_loss(out.view(-1), y.view(-1).to(out.dtype))
     if y.dim() == 2:
         if y.shape != out.shape:

@@ -4,17 +4,17 @@ import contextlib
 import itertools
 import json
 import math
+import signal
 
 import pytest
 import torch
 
 import gas
-from gas.cli import main
-from gas.cli.bench import DROPPED, FULL, HISTORIES, NO_TRANSFERS, Bench
+from gas.cli import bench, main
+from gas.cli.bench import DROPPED, FULL, HISTORIES, NAMES, Bench
 from gas.cli.settings import Settings
 
 pytestmark = pytest.mark.requires("tyro")
-NAMES = [FULL, HISTORIES, NO_TRANSFERS, DROPPED]
 
 
 def make(num_nodes=300, memory=None, model="sage", **changes):
@@ -28,7 +28,7 @@ def test_all_contenders_are_measured(tmp_path, capsys):
     main(["bench", "planted:300", *options, "--json", str(tmp_path / "found.json")])
     text = capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
-    assert list(found["contenders"]) == NAMES
+    assert tuple(found["contenders"]) == NAMES
     for name, one in found["contenders"].items():
         assert name in text
         assert len(one["seconds"]) == 2
@@ -45,8 +45,8 @@ def test_all_contenders_are_measured(tmp_path, capsys):
 
 
 def test_batches_are_the_same_but_for_edges_between_them():
-    bench = make(num_parts=8, batch_size=2)
-    makers = bench._makers()
+    made = make(num_parts=8, batch_size=2)
+    makers = made._makers()
     loaders = [makers[name].args[0:2] for name in (HISTORIES, DROPPED)]
     assert loaders[0] == loaders[1]
     _, batches = loaders[0]
@@ -60,6 +60,15 @@ def test_batches_are_the_same_but_for_edges_between_them():
         assert inside == sum(other.data.adj_t.col.numel() for other in dropped)
 
 
+def test_attributes_of_edges_have_no_effect():
+    """GCN adds self-loops, of which they have no rows."""
+    data, _, out_channels = gas.get_data("data", "planted:300")
+    data.edge_attr = torch.ones(data.num_edges, 2)
+    settings = Settings.default("gcn").replace(hidden_channels=8, num_parts=8, batch_size=2)
+    found = Bench(data, out_channels, "gcn", settings, log=False).measure(1)
+    assert all(found[name].seconds for name in NAMES)
+
+
 def test_what_cannot_run_says_why(capsys):
     main(["bench", "planted:300", "--num-parts", "4", "--batch-size", "4", "--repeats", "1"])
     text = capsys.readouterr().out
@@ -68,11 +77,11 @@ def test_what_cannot_run_says_why(capsys):
 
 
 def test_a_full_batch_that_exceeds_memory_is_not_measured(monkeypatch):
-    bench = make()
-    full = min(one.peak_bytes for one in bench.plan.candidates if one.steps == 1)
-    object.__setattr__(bench.plan, "memory", full - 1)
-    candidates = [one for one in bench.plan.candidates if one.steps == 1]
-    assert bench._explain(candidates).startswith("needs about ")
+    made = make()
+    full = min(one.peak_bytes for one in made.plan.candidates if one.steps == 1)
+    object.__setattr__(made.plan, "memory", full - 1)
+    candidates = [one for one in made.plan.candidates if one.steps == 1]
+    assert made._explain(candidates).startswith("needs about ")
 
 
 def test_one_that_fails_leaves_the_others(monkeypatch):
@@ -85,8 +94,34 @@ def test_one_that_fails_leaves_the_others(monkeypatch):
     assert all(found[name].seconds for name in NAMES[1:])
 
 
+@pytest.mark.parametrize("number", [3, 9, 13])
+def test_an_interruption_shows_the_epochs_that_ended(monkeypatch, tmp_path, capsys, number):
+    """The signal comes while contenders warm up, in the second round, in the phases."""
+    train, calls = bench.train_epoch, []
+
+    def interrupted(*args, **options):
+        calls.append(args)
+        if len(calls) == number:
+            signal.raise_signal(signal.SIGINT)
+        return train(*args, **options)
+
+    monkeypatch.setattr(bench, "train_epoch", interrupted)
+    options = ["--repeats", "2", "--num-parts", "8", "--batch-size", "2"]
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "planted:300", *options, "--json", str(tmp_path / "found.json")])
+    assert end.value.code == 130
+    text, found = capsys.readouterr(), json.loads((tmp_path / "found.json").read_text())
+    assert "Interrupted: these are the epochs that ended before." in text.err
+    assert found["interrupted"]
+    epochs = [len(one.get("seconds", [])) for one in found["contenders"].values()]
+    assert epochs == {3: [0, 0, 0, 0], 9: [1, 1, 1, 1], 13: [2, 2, 2, 2]}[number]
+    assert text.out.count("not measured: interrupted") == (4 if number == 3 else 0)
+    ratio = found["contenders"][HISTORIES].get("to_full_batch")
+    assert (ratio is None) == (number == 3)
+
+
 def test_errors_are_one_line():
     with pytest.raises(SystemExit, match="gas bench: error: '--repeats' is 0, expected"):
         main(["bench", "planted:60", "--repeats", "0"])
-    with pytest.raises(SystemExit, match="gas bench: error: 'memory' is '6XB'"):
+    with pytest.raises(SystemExit, match="gas bench: error: --memory is '6XB'"):
         main(["bench", "planted:60", "--memory", "6XB"])

@@ -4,12 +4,16 @@ import csv
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import started
 
 import gas
 from gas.cli import main
@@ -215,7 +219,7 @@ def test_folders_that_are_no_runs(trained, tmp_path):
     with pytest.raises(ValueError, match=r"which has no model.safetensors"):
         gas.load_run(tmp_path).predict(trained[0])
     (tmp_path / "metrics.json").write_text(json.dumps({**metrics, "model": "sage, typed"}))
-    with pytest.raises(ValueError, match="models of --hetero are loaded by"):
+    with pytest.raises(ValueError, match="it is of another version of gas, train it"):
         gas.load_run(tmp_path)
     del metrics["graph"]
     (tmp_path / "metrics.json").write_text(json.dumps(metrics))
@@ -304,6 +308,58 @@ def test_import_and_partition_make_folders(tmp_path, capsys):
         main([*command, "--columns", "label"])
 
 
+@pytest.mark.filterwarnings("always")
+def test_tables_with_other_names(tmp_path, capsys):
+    """An import that was refused leaves nothing; errors and warnings name options."""
+    tables, out = write_tables(tmp_path / "tables"), tmp_path / "graph"
+    rewrite_nodes(tables, lambda row: {**row, "city": "Rome"})
+    with open(tables / "edges.csv") as file:
+        lines = file.read().replace("source,target", "payer,payee", 1)
+    (tables / "edges.csv").write_text(lines)
+    names = ["--columns", "source=payer", "target=payee"]
+    with pytest.raises(SystemExit, match="gas import: error: .* its columns, --columns source="):
+        main(["import", str(tables), str(out)])
+    assert not out.exists()
+    line = f"warning: {tables}/nodes.csv: the column 'city' (not all numbers) left out: neither"
+    assert line in capsys.readouterr().err.splitlines()[0]
+    main(["import", str(tables), str(out), *names])
+    assert "Reading ids" not in capsys.readouterr().err  # There is a table of nodes.
+    main(["partition", str(tables), *names, "--undirected", "--num-parts", "4"])
+    assert "halo nodes per node" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="gas partition: error: --num-parts is 999, but"):
+        main(["partition", str(tables), *names, "--num-parts", "999"])
+    main(["train", str(tables), *names, "--epochs", "1", "--out", str(tmp_path / "run")])
+    with pytest.raises(
+        SystemExit, match="gas predict: error: 'dataset' is 'nowhere', expected one"
+    ):
+        main(["predict", str(tmp_path / "run"), "--graph", "nowhere"])
+
+
+def test_a_run_without_checkpoints_is_not_overwritten_by_resuming(trained, capsys):
+    before = (trained[1] / "metrics.json").read_bytes()
+    with pytest.raises(SystemExit):
+        main(["train", "--resume", "--out", str(trained[1]), "--epochs", "1"])
+    assert "--resume finds no checkpoints in " in capsys.readouterr().err
+    assert (trained[1] / "metrics.json").read_bytes() == before
+
+
+def test_real_targets_of_some_nodes(tmp_path):
+    """Nodes without a target are predicted, and are in no split."""
+    tables = write_tables(tmp_path / "tables")
+    target = {"red": "0.5", "green": "1.5", "blue": ""}
+    rewrite_nodes(tables, lambda row: {**row, "label": target[row["label"]]})
+    gas.datasets.import_graph(tables, tmp_path / "graph", undirected=True, log=False)
+    for name, options in (("tables", ["--undirected"]), ("graph", [])):
+        run = tmp_path / f"run of {name}"
+        main(["train", str(tmp_path / name), *options, "--epochs", "2", "--out", str(run)])
+        found, expected = gas.load_run(run).predict(), read_parquet(run / "predictions.parquet")
+        np.testing.assert_allclose(found["label"], expected["label"])
+        missing = np.isnan(found["label"])
+        assert 0 < missing.sum() < 300
+        assert [split is None for split in found["split"]] == missing.tolist()
+        assert np.isfinite(found["prediction"]).all()
+
+
 def test_plan_of_a_graph(capsys):
     main(["plan", "planted:600", "--model", "sage", "--hidden-channels", "8"])
     assert "expected to take" in capsys.readouterr().out
@@ -348,6 +404,23 @@ def test_the_module_is_the_command(tmp_path):
     bad = subprocess.run([*command, "--lr", "fast"], cwd=tmp_path, capture_output=True, text=True)
     assert bad.returncode == 2
     assert "Error parsing --lr: could not convert string to float: 'fast'" in bad.stderr
+
+
+@pytest.mark.slow  # It starts processes, which import PyTorch.
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_ctrl_c_while_the_command_imports_pytorch_is_quiet(tmp_path, seconds):
+    """The signal ends the command, or it ends with 130; other programs aren't changed."""
+    command = [sys.executable, "-m", "gas", "plan", "planted:200000", "--memory", "4GB"]
+    with started(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+            time.sleep(0.01)
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode in (-signal.SIGINT, 130)
+    assert "Traceback" not in err
+    assert not out
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_without_tyro_the_command_says_so(monkeypatch):

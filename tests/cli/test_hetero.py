@@ -1,4 +1,4 @@
-"""``train_gas.py --hetero``: from tables with types to scores and predictions."""
+"""``gas train --hetero``: from tables with types to scores, and folders of runs."""
 
 import json
 import signal
@@ -11,7 +11,7 @@ import torch
 from conftest import ROOT
 
 import gas
-from gas.cli import hetero
+from gas.cli import hetero, main
 from gas.cli.hetero import HeteroSAGE
 from gas.cli.options import UsageError, parse_args
 from gas.native import progress
@@ -54,8 +54,8 @@ def test_the_command_line(tmp_path):
     assert run.returncode == 0, run.stderr
     said = json.loads((tmp_path / "o/metrics.json").read_text())
     assert said["node_type"] == "shop"
-    assert said["test_score"] > 0.8
-    assert len(said["epochs"]) == 12
+    assert said["test_acc"]["mean"] > 0.8
+    assert len(said["epochs"][0]["loss"]) == 12
     from pyarrow import parquet
 
     table = parquet.read_table(tmp_path / "o/predictions.parquet").to_pydict()
@@ -103,7 +103,7 @@ def test_an_interruption_keeps_the_epochs_that_ended(tmp_path, run_script, monke
     assert "Training, epochs: " in done.err
     said = json.loads((tmp_path / "out/metrics.json").read_text())
     assert said["interrupted"]
-    assert len(said["epochs"]) == 3
+    assert len(said["epochs"][0]["loss"]) == 3
     for file in ("curve.png", "model.safetensors", "predictions.parquet"):
         assert (tmp_path / "out" / file).stat().st_size > 1000
     data = gas.open_graph(tmp_path / "g", undirected=True, hetero=True, log=False)
@@ -141,3 +141,106 @@ def test_labels_of_some_nodes_and_several_splits_and_runs(tmp_path, run_script):
     names = ["train", "val", "test", None]
     assert table["split"] == [names[i] for i in groups[60:, said["kept_run"]]]
     assert table["label"][-1] is None
+
+
+# Folders of runs ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Return the folders of tables, and of a run on them."""
+    folder = tmp_path_factory.mktemp("runs")
+    tables = write_tables(folder / "tables")
+    options = ["--hetero", "--undirected", "--epochs", "3", "--num-parts", "4", "--verify"]
+    main(["train", str(tables), *options, "--out", str(folder / "run")])
+    return tables, folder / "run"
+
+
+def read_predictions(folder):
+    from pyarrow import parquet
+
+    return parquet.read_table(folder / "predictions.parquet").to_pydict()
+
+
+def compare(found, expected):
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        if name == "probability":
+            np.testing.assert_allclose(found[name], values, rtol=1e-5)
+        else:
+            assert list(found[name]) == list(values), name
+
+
+def rewrite(folder, change):
+    """Return a folder whose rows of nodes are changed; ``None`` removes one."""
+    path = folder / "nodes.csv"
+    rows = [change(*line.split(",")) for line in path.read_text().splitlines()]
+    path.write_text("".join(",".join(row) + "\n" for row in rows if row is not None))
+    return folder
+
+
+@pytest.mark.requires("matplotlib", "jinja2")
+def test_a_run_is_opened_again_like_any_other(trained, tmp_path, capsys):
+    _, folder = trained
+    run, expected = gas.load_run(folder), read_predictions(folder)
+    assert str(run).startswith("sage on ")
+    compare(run.predict(), expected)
+    some = run.predict(ids=["s7", "s3"])
+    assert list(some["prediction"]) == [expected["prediction"][row] for row in (7, 3)]
+    with pytest.raises(ValueError, match="'ids' has 'p1', which is no node of the graph"):
+        run.predict(ids=["p1"])
+    assert run.open_graph().node_types == ["person", "shop"]
+    main(["verify", str(folder)])
+    assert "exact: relative errors" in capsys.readouterr().out
+    page = gas.report(folder, out=tmp_path / "report.html").read_text()
+    for text in ("sage on tables", "node_type", "shop", "edges between parts", "mean age of rows"):
+        assert text in page
+    for setting in ("grad_norm", "warm_up</td><td>40"):  # --hetero trains without these.
+        assert setting not in page
+
+
+def test_another_graph_is_predicted(trained, tmp_path):
+    run, other = gas.load_run(trained[1]), write_tables(tmp_path / "other")
+    expected = run.predict(other)
+    assert "split" not in expected
+    rewrite(other, lambda name, kind, f, label: (kind, f, name))  # Another order; no labels.
+    found = run.predict(other)
+    assert set(found) == {"node", "prediction", "probability"}
+    compare(found, {name: expected[name] for name in found})
+    names = {"label": "label", "": "", "a": "b", "b": "c"}
+    other = rewrite(write_tables(tmp_path / "more"), lambda *row: (*row[:3], names[row[3]]))
+    expected = ["b" if label == "a" else None for label in expected["label"]]
+    assert list(run.predict(other)["label"]) == expected
+
+
+def test_a_graph_of_other_types_is_refused(trained, tmp_path):
+    run = gas.load_run(trained[1])
+    names = {"type": "type", "person": "person", "shop": "store"}
+    other = rewrite(write_tables(tmp_path / "a"), lambda *row: (row[0], names[row[1]], row[2]))
+    with pytest.raises(ValueError, match="'graph' has no nodes of type 'shop', which the model"):
+        run.predict(other)
+    other = write_tables(tmp_path / "b")
+    edges = (other / "edges.csv").read_text()
+    (other / "edges.csv").write_text(edges.replace("knows", "likes"))
+    with pytest.raises(ValueError, match="'graph' has the edge types .*, expected .*knows"):
+        run.predict(other)
+    gas.cluster(gas.open_graph(trained[0], log=False), 2, out=tmp_path / "graph", log=False)
+    with pytest.raises(ValueError, match="is a graph folder, whose graph is of one type"):
+        run.predict(tmp_path / "graph")
+
+
+def test_settings_of_a_run_train_it_again(trained, tmp_path):
+    _, folder = trained
+    main(["train", "--config", str(folder / "settings.yaml"), "--out", str(tmp_path / "again")])
+    compare(read_predictions(tmp_path / "again"), read_predictions(folder))
+
+
+def test_classes_of_integers_are_real_numbers_for_r2(tmp_path):
+    """Targets of a type are converted for the metric, in training and when a run is opened."""
+    digit = {"label": "label", "": "", "a": "0", "b": "2"}
+    folder = rewrite(write_tables(tmp_path / "g"), lambda *row: (*row[:3], digit[row[3]]))
+    options = ["--hetero", "--undirected", "--epochs", "2", "--metric", "r2"]
+    main(["train", str(folder), *options, "--out", str(tmp_path / "run")])
+    found, expected = gas.load_run(tmp_path / "run").predict(), read_predictions(tmp_path / "run")
+    np.testing.assert_allclose(found["prediction"], expected["prediction"], rtol=1e-5, atol=1e-6)
+    assert list(found["label"]) == expected["label"]

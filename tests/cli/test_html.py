@@ -74,6 +74,13 @@ def test_a_report_shows_what_the_run_has_measured(folders):
     assert page.loaded == []
 
 
+def test_epochs_are_whole_numbers(folders):
+    text, _ = read(gas.report(folders[0]))
+    loss = text[text.index('aria-label="Training loss"') :].partition("</figure>")[0]
+    ticks = loss[loss.index('id="matplotlib.axis_1"') : loss.index('id="matplotlib.axis_2"')]
+    assert re.findall("<!-- ([0-9.]+) -->", ticks) == ["1", "2", "3"]
+
+
 def test_staleness_is_that_of_each_layer(folders):
     run = json.loads((folders[0] / "metrics.json").read_text())["epochs"][0]
     assert [len(ages) for ages in run["layer_age"]] == [2, 2, 2]

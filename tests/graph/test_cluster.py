@@ -69,6 +69,16 @@ def test_lists_of_nodes_follow():
         gas.cluster(data, 6, log=False)
 
 
+@pytest.mark.parametrize("cls", [gas.models.GCN, gas.models.GraphSAGE])
+def test_wrong_ids_are_refused_before_a_transform(cls):
+    data = make()
+    data.edge_index = data.edge_index.clone()
+    data.edge_index[1, 3] = 60
+    model = cls(60, data.num_features, 8, 3, num_layers=2)
+    with pytest.raises(ValueError, match="'edge_index' holds the node id 60, but 'num_nodes' is"):
+        gas.cluster(data, 6, model=model, log=False)
+
+
 @pytest.mark.parametrize("cls", [gas.models.GCN, gas.models.GIN, gas.models.GraphSAGE])
 def test_a_model_says_how_the_graph_is_transformed(cls):
     data = make()

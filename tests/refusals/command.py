@@ -114,6 +114,21 @@ def inductive(t):
     gas.cli.Experiment(data, out_channels, "sage", settings, inductive=True, log=False)
 
 
+def other_types(t, **types):
+    """Predict tables of other types with the model of a heterogeneous graph."""
+    rows = "".join(f"{node},shop,{node},{'ab'[node % 2]}\n" for node in range(12))
+    (t.path / "tables").mkdir()
+    (t.path / "tables/nodes.csv").write_text(f"id,type,size,label\n{rows}")
+    (t.path / "tables/edges.csv").write_text("source,target,type\n0,1,sells\n1,2,sells\n")
+    run(t, "train", "tables", "--hetero", "--epochs", 1)
+    for file in ("nodes.csv", "edges.csv"):
+        text = (t.path / "tables" / file).read_text()
+        for old, new in types.items():
+            text = text.replace(old, new)
+        (t.path / "tables" / file).write_text(text)
+    run(t, "predict", "runs", "--graph", "tables")
+
+
 CASES = {
     "Experiment, inductive with several splits": inductive,
     "Experiment, a mapped graph in too little memory": lambda t: limited(t, 1000),
@@ -125,7 +140,9 @@ CASES = {
     "a report, without jinja2": without_jinja2,
     "a report of no epoch": lambda t: gas.report(gas.training.Run()),
     "a folder without a run": lambda t: run(t, "verify", "nowhere"),
-    "a run of --hetero": lambda t: gas.load_run(trained(t, model="sage, typed")),
+    "a run of an unknown model": lambda t: gas.load_run(trained(t, model="sage, typed")),
+    "a graph without the type of nodes": lambda t: other_types(t, shop="person"),
+    "a graph with other types of edges": lambda t: other_types(t, sells="buys"),
     "a run of an older version": lambda t: gas.load_run(trained(t, graph=None)),
     "a run without a model, damaged": lambda t: gas.load_run(damaged(t)).predict(),
     "a run without a model": lambda t: gas.load_run(without_model(t)).predict(),

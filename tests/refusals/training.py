@@ -307,6 +307,7 @@ CASES = {
     "score, classes instead of outputs": lambda t: score("accuracy", torch.ones(4), torch.ones(4)),
     "score, roc_auc of class 2": lambda t: score("roc_auc", torch.ones(4), torch.full((4,), 2.0)),
     "train_epoch, no labels": lambda t: train(load(ring(y=None))),
+    "loss_of, classes as real numbers": lambda t: loss_of(torch.ones(4, 3), torch.ones(4)),
     "loss_of, classes in a column": lambda t: loss_of(torch.ones(4, 3), torch.ones(4, 1).long()),
     "Experiment, no labels": lambda t: experiment(ring(y=None)),
     "Experiment, no test_mask": lambda t: experiment(ring(val_mask=ring().train_mask)),

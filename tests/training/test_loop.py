@@ -49,6 +49,9 @@ def test_losses():
     labels = torch.rand(6, 3) < 0.5
     expected = torch.nn.functional.binary_cross_entropy_with_logits(out, labels.float())
     assert torch.equal(loss_of(out, labels), expected)
+    for targets in (y.float(), y[:1].float()):  # The second would be broadcast.
+        with pytest.raises(ValueError, match=r"numbers to predict, .* data.y = data.y.long\(\)"):
+            loss_of(out, targets)
 
 
 def test_one_part_trains_as_the_full_batch_does():

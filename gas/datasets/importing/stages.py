@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from gas.datasets.arrays import check_classes, check_targets
+from gas.datasets.arrays import check_classes
 from gas.datasets.edges import EdgeStream
 from gas.datasets.features import FeatureSource
 from gas.datasets.folder import read_node_table
@@ -80,7 +80,11 @@ class GraphImport:
             print(f"{self.folder.path}: going on after {', '.join(self.found)}", file=sys.stderr)
         for stage in self.STAGES:
             if stage not in self.found:
-                self.found[stage] = getattr(self, f"_{stage}")()
+                try:
+                    self.found[stage] = getattr(self, f"_{stage}")()
+                except ValueError:  # Its cure changes the files or the options.
+                    self.folder.discard()
+                    raise
                 self.folder.note(stages=self.found)
         self._check_source({"options": self.options, "files": self._file_stamps()})
         self._finish()
@@ -127,14 +131,10 @@ class GraphImport:
 
     def _nodes(self) -> dict[str, Any]:
         """Read the nodes, except for their features."""
-        with self._bar("Nodes", "edges", None) as bar:
-            nodes, data, features = read_node_table(
-                self.path, self.files, self.columns, lambda: self._edge_ids(bar)
-            )
+        nodes, data, features = read_node_table(self.path, self.files, self.columns, self._edge_ids)
         if nodes.num_nodes == 0:
             raise ValueError(f"{self.path} has no nodes, expected at least one")
         if "y" in data:
-            check_targets(data.y)
             check_classes(data.y)
             with_masks(data, self.options["num_splits"])
         arrays: dict[str, Any] = {}
@@ -155,12 +155,13 @@ class GraphImport:
             "features": place,
         }
 
-    def _edge_ids(self, bar: Any) -> Iterator[np.ndarray]:
+    def _edge_ids(self) -> Iterator[np.ndarray]:
         """Yield the ids of the ends of edges, in blocks."""
-        for block in EdgeStream(self.files, self.columns, self.at_once).blocks():
-            yield block.source.distinct
-            yield block.target.distinct
-            bar.update(len(block.source))
+        with self._bar("Reading ids", "edges", None) as bar:
+            for block in EdgeStream(self.files, self.columns, self.at_once).blocks():
+                yield block.source.distinct
+                yield block.target.distinct
+                bar.update(len(block.source))
 
     def _load_nodes(self) -> Nodes:
         """Load the nodes that the first stage has written."""

@@ -103,6 +103,12 @@ class NewFolder:
             (self.path / name).unlink(missing_ok=True)
         self.note(files=sorted(files), **more)
 
+    def discard(self) -> None:
+        """Remove the files that were begun; an empty folder is left."""
+        for name in [*self.mark.get("files", ()), NAME + NEW, MARK + NEW, MARK]:
+            (self.path / name).unlink(missing_ok=True)
+        self.mark = {}
+
     def note(self, **said: Any) -> None:
         """Change entries of ``unfinished.json``, durably."""
         self.mark = {**self.mark, "format": MARK_FORMAT, "by": self.by, **said}

@@ -21,12 +21,11 @@ from gas.scalable.call import StopForward, run_call
 from gas.scalable.hetero.call import FullBatchCall, MiniBatchCall, PlannedModel, check_norm
 from gas.scalable.hetero.layers import visit_layers
 from gas.scalable.hetero.plan import EDGES, add_ids, collect_inputs
-from gas.scalable.inference import fill_layers
+from gas.scalable.inference import SweepOutputs, fill_layers
 from gas.scalable.norms import GraphNorms
 from gas.scalable.verify import Verification, tolerance_of
 
 Output = Tensor | dict[str, Tensor]
-SweepOutputs = Iterator[tuple[HeteroData, Output | None]]
 
 
 class HeteroModel(PlannedModel):
@@ -213,11 +212,11 @@ class HeteroModel(PlannedModel):
     @contextlib.contextmanager
     def _fill_histories(
         self, loader: HeteroLoader, training: bool, log: bool = False
-    ) -> Iterator[tuple[Callable[[int], SweepOutputs], GraphNorms]]:
+    ) -> Iterator[tuple[Callable[[int], SweepOutputs[HeteroData, Output]], GraphNorms]]:
         """Fill all histories; the model is in evaluation mode in this context."""
         norms = GraphNorms(self.net, training=training)
 
-        def sweep(level: int) -> SweepOutputs:
+        def sweep(level: int) -> SweepOutputs[HeteroData, Output]:
             for batch in batches_in_order(loader):
                 out, call = None, MiniBatchCall(self, batch, level=level)
                 is_whole = all(batch[k].batch_size == n for k, n in self.num_nodes.items())
@@ -246,7 +245,7 @@ class HeteroModel(PlannedModel):
             )
         return loader
 
-    def _assemble(self, outputs: SweepOutputs) -> Output:
+    def _assemble(self, outputs: SweepOutputs[HeteroData, Output]) -> Output:
         """Copy the outputs of all mini-batches into tensors on the CPU, by type."""
         out: dict[str, Tensor] = {}
         for batch, found in outputs:
