@@ -502,9 +502,14 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
 def test_grid(script, monkeypatch, tmp_path):
     times = script("time_to_accuracy")
     monkeypatch.setattr(times, "MOST_EPOCHS", 3)
-    plans = [types.SimpleNamespace(num_parts=6, batch_size=2, steps=3)] * 2
-    plans.append(types.SimpleNamespace(num_parts=1, batch_size=1, steps=1))
-    monkeypatch.setattr(gas, "plan", lambda *args, **kwargs: plans.pop(0))
+    candidate = types.SimpleNamespace
+    candidates = [  # The plan is the full batch, which histories are compared with.
+        candidate(num_parts=1, batch_size=1, steps=1, relative_seconds=1),
+        candidate(num_parts=6, batch_size=1, steps=6, relative_seconds=3),
+        candidate(num_parts=6, batch_size=2, steps=3, relative_seconds=2),
+    ]
+    plan = types.SimpleNamespace(candidates=candidates)
+    monkeypatch.setattr(gas, "plan", lambda *args, **kwargs: plan)
     monkeypatch.setattr(gas, "cluster", functools.partial(gas.cluster, method="random"))
     module = script("grid")
     options = ["--graphs", "planted:600", "--models", "SAGE", "--name", str(tmp_path / "grid")]
@@ -536,13 +541,6 @@ def test_grid(script, monkeypatch, tmp_path):
     monkeypatch.setattr(times, "train", lambda *args: measured.append(args) or measure(*args))
     module.main()
     assert not measured  # Finished runs aren't run again.
-    for each in module.RATES:
-        del cases[f"planted:600:SAGE:batch:{each}"]["auto"]
-    (tmp_path / "grid.json").write_text(json.dumps({"cases": cases}))
-    module.main()  # The full batch, which is planned now, isn't either.
-    assert not measured
-    cases = json.loads((tmp_path / "grid.json").read_text())["cases"]
-    assert module.row_of(cases, "planted:600:SAGE:batch")[1:] == (True, 1.0)
 
 
 @pytest.mark.slow

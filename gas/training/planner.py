@@ -61,9 +61,9 @@ def plan(
     With more steps per epoch, a model learns more in an epoch, up to eight or so; but batches then
     read more rows, which are staler. The time of an epoch is measured here. The epochs that each
     number of steps needs were measured on another graph (``benchmarks/time_to_accuracy.py``), and
-    may be several times as many on yours. A single part, which :func:`gas.fit` trains as a full
-    batch, is among the candidates; it is chosen where it fits, unless histories are expected to
-    take at most half its time.
+    may be several times as many on yours. So a single part, which :func:`gas.fit` trains as a full
+    batch, is chosen where it fits, unless the graph has at least 50,000 nodes and histories are
+    expected to take at most half its time. Give ``num_parts`` to train with histories anyway.
 
     The graph is cut once, and some mini-batches of different sizes are run forward and backward.
     The costs of others are estimated from their nodes, halo and edges. The graph, the model, its
@@ -153,7 +153,7 @@ def plan(
         seen += [_add_release_time(one, limit) for one in found]
         fit = [one for one in seen[-len(found) :] if one.peak_bytes <= limit]
         if fit:
-            return make_plan(choose_candidate(fit), seen, limit, codecs[0].name)
+            return make_plan(choose_candidate(fit, data.num_nodes), seen, limit, codecs[0].name)
     raise no_fit_error(seen, limit)
 
 

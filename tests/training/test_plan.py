@@ -237,14 +237,19 @@ def test_what_a_full_batch_is_compared_with(data, monkeypatch):
     monkeypatch.setattr("gas.training.cost.relative_epochs", lambda steps: 1 + 19 * (steps > 1))
     why = plan(data, gcn(), steps=None).why
     assert re.search("^A full batch: .* take [0-9.e+]+ times as long to its accuracy.$", why)
-    monkeypatch.setattr("gas.training.choice.MAX_TIME_RATIO", 0)  # All histories are unsure.
     monkeypatch.setattr("gas.training.cost.relative_epochs", lambda steps: 20 - 19 * (steps > 1))
-    found = plan(data, gcn(), steps=None)
+    found = plan(data, gcn(), steps=None)  # Few nodes: no histories are sure to be faster.
     assert found.steps == 1
-    assert re.search("are expected to need [0-9.e-]+ of its time, .* for its accuracy.$", found.why)
-    monkeypatch.setattr("gas.training.choice.MAX_TIME_RATIO", 0.5)
+    assert found.relative_seconds > 2 * min(one.relative_seconds for one in found.candidates)
+    text = r"are expected to take [0-9.e-]+ of its time to accuracy, .*: pass num_parts=64 to train"
+    assert re.search(text, found.why)
+    monkeypatch.setattr("gas.training.choice.SURE_NODES", data.num_nodes)
     why = plan(data, gcn(), steps=None).why
     assert re.search("It is expected to take [0-9.e-]+ of the time of a full batch to", why)
+    monkeypatch.setattr("gas.training.choice.MAX_TIME_RATIO", 0)
+    found = plan(data, gcn(), steps=None)
+    assert found.steps == 1
+    assert re.search(text, found.why)
 
 
 @pytest.mark.usefixtures("quiet")
