@@ -32,7 +32,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -358,6 +358,45 @@ def make_autoscale(case: Case, graph: Graph) -> Contender:
             optimizer.step()
 
     return Contender(model, loader, epoch)
+
+
+class AutoscaleLoader:
+    """Mini-batches of pyg_autoscale, as those of PyG with the further arguments of its models."""
+
+    def __init__(self, data: Data, ptr: torch.Tensor, batch_size: int) -> None:
+        from torch_geometric_autoscale import SubgraphLoader
+
+        without_pinning()
+        data = T.ToSparseTensor()(data)
+        if data.x.layout != torch.strided:  # It takes rows, which PyTorch has of dense tensors.
+            data.x = data.x.to_dense()
+        self.loader = SubgraphLoader(data, ptr, batch_size, log=False, shuffle=True)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Data]:
+        for batch, *args in self.loader:
+            batch.batch_size, batch.args = args[0], args
+            yield batch
+
+
+def to_autoscale(net: torch.nn.Module, num_nodes: int) -> Callable[[Data], torch.Tensor]:
+    """Return GraphSAGE on the base class of pyg_autoscale, a function of a mini-batch."""
+    from torch_geometric_autoscale import ScalableGNN
+
+    class Autoscale(ScalableGNN):
+        def forward(
+            self, x: torch.Tensor, adj_t: Any, batch_size: int, *args: torch.Tensor
+        ) -> torch.Tensor:
+            for conv, norm, history in zip(net.convs, net.norms, self.histories, strict=False):
+                x = conv((x, x[:batch_size]), adj_t)
+                x = norm(x).relu()
+                x = net.dropout(self.push_and_pull(history, x, batch_size, *args))
+            return net.convs[-1]((x, x[:batch_size]), adj_t)
+
+    model = Autoscale(num_nodes, net.hidden_channels, net.num_layers, device="cpu")
+    return lambda batch: model(batch.x, batch.adj_t, *batch.args)
 
 
 def without_pinning() -> None:

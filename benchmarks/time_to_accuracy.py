@@ -16,7 +16,10 @@ some contenders change one of these, and ``auto`` has all defaults. The others a
 batch, NeighborLoader with 1,024 seeds, ClusterLoader on the same parts, and GraphSAINT's random
 walks of about an eighth of the graph. They multiply by a ``torch.sparse_csr`` matrix where that is
 faster than an ``edge_index``, and are evaluated as histories are: averaged weights, and the whole
-graph's statistics of norms.
+graph's statistics of norms; so is pyg_autoscale. Contenders from papers are in ``from_papers.py``.
+
+With ``--processor-time`` a second is one of the process's processor time: for one thread on a
+machine that has other work.
 """
 
 from __future__ import annotations
@@ -32,7 +35,15 @@ from typing import Any
 
 import torch
 from common import load, markdown, mean_time, save
-from contenders import cluster_loader, neighbor_loader, saint_loader, to_adj_t
+from contenders import (
+    AutoscaleLoader,
+    cluster_loader,
+    neighbor_loader,
+    saint_loader,
+    to_adj_t,
+    to_autoscale,
+)
+from from_papers import FROM_PAPERS, Make
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
@@ -68,7 +79,9 @@ OF_PYG: dict[str, Loader] = {
     "PyG, NeighborLoader 15, 10, 5": lambda data, _: neighbor_loader(data, [15, 10, 5], 1024),
     "PyG, ClusterLoader": lambda data, ptr: cluster_loader(data, ptr, 512 // EIGHTH),
     "PyG, GraphSAINT": lambda data, _: saint_loader(data, LAYERS, EIGHTH),
+    "pyg_autoscale": lambda data, ptr: AutoscaleLoader(data, ptr, 512 // EIGHTH),
 }
+PAPERS_WAY: Way = (512, 64, PLAIN)
 FULL = "full batch"
 FOLDERS = ("WordNet", "Cornell5")  # Graph folders below the root.
 MOST_EPOCHS, PATIENCE = 300, 60
@@ -100,17 +113,17 @@ def set_masks(data: Data) -> None:
 
 
 class Stopwatch:
-    """Follows a run, and ends it after some seconds of training epochs."""
+    """Follows a run, and ends it after some seconds of training, ``before`` it included."""
 
-    def __init__(self, seconds: float, steps: int) -> None:
-        self.seconds, self.steps = seconds, steps
+    def __init__(self, seconds: float, steps: int, before: float = 0.0) -> None:
+        self.seconds, self.steps, self.before = seconds, steps, before
         self.run, self.wall, self.error = Run(), list[float](), ""
         self.start = time.perf_counter()
 
     def __call__(self, run: Run) -> None:
         self.run = run
         self.wall.append(time.perf_counter() - self.start)
-        if sum(run.seconds) >= self.seconds:
+        if self.before + sum(run.seconds) >= self.seconds:
             raise TimeIsUpError
 
     def follow(self, train: Callable[[], object]) -> dict[str, Any]:
@@ -125,19 +138,29 @@ class Stopwatch:
         return {
             "val": run.val_acc, "test": run.test_acc, "loss": run.loss,
             "drift": [each if math.isfinite(each) else None for each in run.drift],
-            "seconds": torch.tensor(run.seconds).cumsum(0).tolist(),
+            "seconds": torch.tensor(run.seconds).cumsum(0).add(self.before).tolist(),
             "wall": self.wall, "error": self.error, "steps": self.steps,
         }  # fmt: skip
 
 
-def train(data: Data, net: torch.nn.Module, lr: float, way: Way, seconds: float) -> dict[str, Any]:
-    """Train in one way for some seconds of training epochs, and return the curves."""
+def train(
+    data: Data, net: torch.nn.Module, lr: float, way: Way, seconds: float, make: Make | None = None
+) -> dict[str, Any]:
+    """Train in one way for some seconds of training epochs, and return the curves.
+
+    What ``make`` computes of the graph, for a contender from a paper, counts as training.
+    """
     num_parts, batch_size, options = way
     model = gas.to_scalable(net, data)
     graph = gas.cluster(data, num_parts, model=model, log=False)
     found, batch_size = graph.parts.numel() - 1, batch_size or graph.batch_size
+    start = time.perf_counter()
+    if make is not None:
+        model, graph, more = make(model, net, graph)
+        options = {**options, **more}
+    before = time.perf_counter() - start
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
-    watch = Stopwatch(seconds, -(-found // batch_size))
+    watch = Stopwatch(seconds, -(-found // batch_size), before)
     run = watch.follow(lambda: gas.fit(
         model, graph, optimizer, MOST_EPOCHS if num_parts == 1 else 100 * MOST_EPOCHS,
         batch_size=batch_size, patience=PATIENCE if num_parts == 1 else None,
@@ -157,7 +180,10 @@ def train_as_pyg(
     batches = make_loader(Data(**{key: parts[key] for key in kept}), parts.parts)
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
     average = AveragedWeights(model, optimizer, steps_per_epoch(batches))
-    get_edges = faster_edges(net, next(iter(batches)))
+    if isinstance(batches, AutoscaleLoader):
+        run_net = to_autoscale(net, data.num_nodes)
+    else:
+        run_net = faster_call(net, next(iter(batches)))
 
     def epoch() -> float:
         net.train()
@@ -166,7 +192,7 @@ def train_as_pyg(
             optimizer.zero_grad()
             seeds = batch.get("batch_size")
             mask = batch.train_mask[:seeds]
-            out = net(batch.x, get_edges(batch))[:seeds]
+            out = run_net(batch)[:seeds]
             loss = torch.nn.functional.cross_entropy(out[mask], batch.y.view(-1)[:seeds][mask])
             loss.backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -184,8 +210,8 @@ def train_as_pyg(
     ))  # fmt: skip
 
 
-def faster_edges(net: torch.nn.Module, batch: Data) -> Callable[[Data], Any]:
-    """Return how to get the edges of a batch in the form in which the module is faster."""
+def faster_call(net: torch.nn.Module, batch: Data) -> Callable[[Data], Tensor]:
+    """Return a call of the module on a batch, with edges in the form in which it is faster."""
 
     def index_of(batch: Data) -> Any:
         return batch.edge_index
@@ -201,11 +227,12 @@ def faster_edges(net: torch.nn.Module, batch: Data) -> Callable[[Data], Any]:
         return mean_time(step, 1.0)
 
     if isinstance(net, GAT):  # Attention takes no matrix of PyTorch.
-        return index_of
+        return lambda batch: net(batch.x, batch.edge_index)
     with torch.no_grad():  # A matrix has no edge twice.
         out, other = (net.eval()(batch.x, edges(batch)) for edges in (index_of, matrix_of))
     is_same = torch.allclose(out, other, atol=1e-4)
-    return min(index_of, matrix_of, key=seconds) if is_same else index_of
+    get_edges = min(index_of, matrix_of, key=seconds) if is_same else index_of
+    return lambda batch: net(batch.x, get_edges(batch))
 
 
 def make_net(data: Data, kind: str, norm: str, seed: int) -> torch.nn.Module:
@@ -228,13 +255,14 @@ def measure(
     get_data: Callable[[str], Data],
     seed: int,
     runs: dict[str, Any],
-    contenders: Iterable[str] = (*CONTENDERS, *OF_PYG),
+    contenders: Iterable[str] = (*CONTENDERS, *OF_PYG, *FROM_PAPERS),
     most_seconds: float | None = None,
     ways: Mapping[str, Way] | None = None,
 ) -> Iterator[None]:
     """Run the contenders of a case in turn that have no run yet, and yield after each.
 
     They get ``most_seconds``, by default three times what our own full batch takes to its best.
+    Those from papers are for GraphSAGE alone.
     """
     name, kind, norm, lr = case.rsplit(":", 3)
     data = get_data(name)
@@ -243,6 +271,8 @@ def measure(
         net = make_net(data, kind, norm, seed)
         if contender in OF_PYG:
             return train_as_pyg(data, net, float(lr), OF_PYG[contender], seconds)
+        if contender in FROM_PAPERS:
+            return train(data, net, float(lr), PAPERS_WAY, seconds, FROM_PAPERS[contender])
         way = (ways or CONTENDERS).get(contender, (1, 1, {}))
         return train(data, net, float(lr), way, seconds)
 
@@ -250,9 +280,12 @@ def measure(
         runs[FULL] = start(FULL, float("inf"))
         yield
     best = max(range(len(runs[FULL]["val"])), key=runs[FULL]["val"].__getitem__)
+    seconds = 3 * runs[FULL]["seconds"][best] if most_seconds is None else most_seconds
     for contender in contenders:
+        if contender in FROM_PAPERS and not kind.startswith("SAGE"):
+            continue
         if contender not in runs:
-            runs[contender] = start(contender, most_seconds or 3 * runs[FULL]["seconds"][best])
+            runs[contender] = start(contender, seconds)
             yield
 
 
@@ -282,12 +315,15 @@ def rows_of(case: str, runs: dict[str, Any]) -> list[list[object]]:
 
 
 def main() -> None:
-    every = (*CONTENDERS, *OF_PYG)
+    every = (*CONTENDERS, *OF_PYG, *FROM_PAPERS)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", default="data")
     parser.add_argument("--cases", nargs="*", default=CASES, help="graph:model:norm:lr")
     parser.add_argument("--contenders", nargs="*", default=every, choices=every)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seconds", type=float, help="of each contender (default: 3 times the full batch's)"
+    )
     parser.add_argument(
         "--processor-time", action="store_true", help="for a machine with other work"
     )
@@ -305,7 +341,8 @@ def main() -> None:
         header = "graph, model, norm, lr, seed|contender|to the full batch's best less .5"
         header += "|with evaluation|over the full batch's|steps (over the full batch's)"
         header += "|best validation, %|its test, %|last ten, %|epochs|end"
-        for _ in chain(measure(case, get_data, args.seed, runs, args.contenders), [None]):
+        given = case, get_data, args.seed, runs
+        for _ in chain(measure(*given, args.contenders, args.seconds), [None]):
             lines = [line for each, done in cases.items() for line in rows_of(each, done)]
             save(args.name, {"cases": cases}, markdown(header.split("|"), lines))
 

@@ -465,6 +465,7 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
     of_pyg = ("PyG, full batch", "PyG, ClusterLoader")  # Others need torch-sparse.
     loaders = {name: module.OF_PYG[name] for name in of_pyg}
     monkeypatch.setattr(module, "OF_PYG", loaders)
+    monkeypatch.setattr(module, "FROM_PAPERS", {})  # See test_from_papers.py.
     monkeypatch.setattr(gas, "cluster", functools.partial(gas.cluster, method="random"))
     name, case = str(tmp_path / "table"), "planted:600:SAGE:none:0.01"
     monkeypatch.setattr(sys, "argv", ["time_to_accuracy", "--name", name, "--cases", case])
@@ -496,6 +497,11 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "CONTENDERS", {**ways, "another": (6, 3, {})})
     module.main()
     assert trained == [(6, 3, {})]
+    another = [*sys.argv, "--contenders", "another", "--seconds", "0", "--seed", "1"]
+    monkeypatch.setattr(sys, "argv", another)
+    module.main()
+    runs = json.loads((tmp_path / "table.json").read_text())["cases"][f"{case}:seed 1"]
+    assert [len(run["val"]) for run in runs.values()] == [4, 1]
 
 
 @pytest.mark.slow

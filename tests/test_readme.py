@@ -93,7 +93,7 @@ def experiment(namespace, printed):
 
 
 def planned(namespace, printed):
-    assert "accuracy." in printed
+    assert "Histories are expected to take " in printed
     assert len(namespace["loader"]) == namespace["plan"].steps
 
 
