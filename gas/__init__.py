@@ -1,20 +1,5 @@
 """Historical-embedding training of graph neural networks, on PyTorch and PyG."""
 
-import signal
-import sys
-import threading
-from pathlib import Path
-
-# The command imports PyTorch for seconds, in which Ctrl-C ends it without a traceback.
-if (
-    Path([*sys.argv, ""][0]).stem in ("gas", "-m")  # Also python -m gas.
-    and threading.current_thread() is threading.main_thread()
-    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-):
-    _handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
-else:
-    _handler = None
-
 from gas import augment, models
 from gas._moved import redirect_moved_names
 from gas.augment import MHAug
@@ -29,8 +14,6 @@ from gas.scalable import PrefetchLoader, ScalableGNN, distribute, verify
 from gas.training import evaluate, fit, plan, predictions, profile, train_epoch
 
 redirect_moved_names()
-if _handler is not None:
-    signal.signal(signal.SIGINT, _handler)
 
 __version__ = "0.2.0"
 

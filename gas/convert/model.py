@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
@@ -17,6 +18,7 @@ from gas.convert.kept import CONSTANT
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
 from gas.convert.preparation import PREPARED, check_unprepared
+from gas.convert.rewrite import drop_in_one_pass, dropout_rates, find_relu_dropouts
 from gas.convert.scope import LayerScope, pull, read_history
 from gas.graph import Adjacency, find_original_graph
 from gas.history import Features, Rows, first_rows
@@ -74,6 +76,8 @@ class Converted(ScalableGNN):
         self.net = made
         self._link_layers()
         self._stages: list[GraphModule] | None = None
+        self._pulls: list[Node] | None = None
+        self._one_pass: tuple[dict[Node, float], GraphModule] | None = None
         self.training = made.training = net.training
         self._unlike = {mode: _find_unlike(conversion.net, mode) for mode in (True, False)}
         self.transform = conversion.transform
@@ -199,7 +203,29 @@ class Converted(ScalableGNN):
             return self.push_and_pull(history, h, batch_size, *where, rows=rows)
 
         scope = LayerScope(adj_t, kwargs.get("edge_weight"), batch_size, push_and_pull)
-        return self.net(scope, *self._input_values(x, kwargs))
+        return self._net_of(scope)(scope, *self._input_values(x, kwargs))
+
+    def _net_of(self, scope: LayerScope) -> GraphModule:
+        """Return the layers, with ReLU and dropout between them in one pass where they can be.
+
+        Only ``push_and_pull`` sees the rows before dropout, and returns them as they are.
+        """
+        net = self.net
+        if not self.training or torch.compiler.is_compiling():
+            return net
+        if self._pulls is None:
+            self._pulls = find_relu_dropouts(net)
+        rates = dropout_rates(net, self._pulls)
+        if (
+            not rates
+            or has_hooks(net)
+            or not (scope.batch_size is None or scope.supports_rows)
+            or getattr(self.push_and_pull, "__func__", None) is not ScalableGNN.push_and_pull
+        ):
+            return net
+        if self._one_pass is None or self._one_pass[0] != rates:
+            self._one_pass = rates, _with_graph(net, drop_in_one_pass(net, rates))
+        return self._one_pass[1]
 
     def _input_values(self, x: Tensor, given: dict[str, Any]) -> list[Any]:
         """Return the inputs of the graph."""
@@ -254,8 +280,9 @@ class Converted(ScalableGNN):
                 object.__setattr__(layer, "net", self.net)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Stages are made again from ``net``; a copy has other parameters than the module.
-        return {**super().__getstate__(), "_stages": None, "_conversion": None}
+        # Graphs are made again from that of ``net``; a copy has other parameters than the module.
+        made = dict.fromkeys(("_stages", "_pulls", "_one_pass", "_conversion"))
+        return {**super().__getstate__(), **made}
 
     def reset_parameters(self) -> None:
         """Draw new weights, also of the original module, and clear the histories."""
@@ -288,11 +315,16 @@ def _make_stages(net: GraphModule) -> list[GraphModule]:
     stages = []
     for layer, target in enumerate(targets):
         known = {position: pulls[position] for position in range(layer)}
-        stage = GraphModule(net, _make_stage(net.graph, target, known))
-        for shared in ("_modules", "_parameters", "_buffers"):
-            stage.__dict__[shared] = net.__dict__[shared]
-        stages.append(stage)
+        stages.append(_with_graph(net, _make_stage(net.graph, target, known)))
     return stages
+
+
+def _with_graph(net: GraphModule, graph: Graph) -> GraphModule:
+    """Return a module of a graph that shares the modules, parameters and buffers of another."""
+    made = GraphModule(net, graph)
+    for shared in ("_modules", "_parameters", "_buffers"):
+        made.__dict__[shared] = net.__dict__[shared]
+    return made
 
 
 def _make_stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:

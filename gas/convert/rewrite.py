@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
 from gas.convert.known import assign, is_about_shape
 from gas.convert.matrices import matrix_error
+from gas.convert.modes import TRAINING
+from gas.convert.scope import dropout, pull, with_own
 from gas.convert.trace import get_module, is_dropout
+from gas.nn import Dropout, has_hooks, relu_dropout
 
 VIEWS = (
     operator.getitem, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.transpose,
@@ -27,6 +30,7 @@ COMPARISONS = (
     operator.getitem, operator.invert, operator.and_, operator.or_, operator.lt, operator.gt,
     operator.le, operator.ge, operator.eq, operator.ne,
 )  # fmt: skip
+RELUS = (torch.relu, torch.relu_, torch.nn.functional.relu, "relu", "relu_")
 COPIES = ("to", "long", "contiguous", "clone", "cpu", "cuda", "detach")
 
 
@@ -269,3 +273,74 @@ def _is_copy(node: Node, source: Node) -> bool:
 
 def _comes_after(order: dict[Node, int], node: Node, other: Node) -> bool:
     return order[other] > order[node]
+
+
+def find_relu_dropouts(net: GraphModule) -> list[Node]:
+    """Find the pulls of a written graph between ReLU and dropout, which alone read its rows.
+
+    The three follow one another, so that random numbers are drawn in the same order in one pass.
+    """
+    found = []
+    for node in net.graph.nodes:
+        relu, user = node.args[2] if node.target is pull and node.args[3] else None, node.next
+        if isinstance(relu, Node) and list(relu.users) == [relu.next] == [node]:
+            is_relu = relu.op == "call_module" or relu.target in RELUS
+            is_dropout = user.op == "call_module" or user.target is dropout
+            if is_relu and is_dropout and list(node.users) == [user]:
+                found.append(node)
+    return found
+
+
+def dropout_rates(net: Module, pulls: Sequence[Node]) -> dict[Node, float]:
+    """Return the probabilities of dropout of those pulls that one pass can compute now.
+
+    What ReLU changes in place isn't read elsewhere: such modules aren't converted.
+
+    Args:
+        net: The layers and their graph.
+        pulls: Those of :func:`find_relu_dropouts`.
+    """
+    rates = {}
+    for node in pulls:
+        (user,) = node.users
+        if 0.0 < (p := _dropout_rate(net, user)) < 1.0:
+            relu, drop = get_module(net, node.prev), get_module(net, user)
+            is_relu = relu is None or type(relu) is torch.nn.ReLU
+            if is_relu and not any(each is not None and has_hooks(each) for each in (relu, drop)):
+                rates[node] = p
+    return rates
+
+
+def _dropout_rate(net: Module, node: Node) -> float:
+    """Return the probability of :func:`gas.nn.dropout` in training, or 0 for all else."""
+    if node.op == "call_module":
+        module: Any = get_module(net, node)
+        drops = type(module) is Dropout and module.training and not module.inplace
+        return module.p if drops else 0.0
+    given: Any = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
+    switch, p = given.get("training"), given.get("p", 0.5)
+    drops = isinstance(switch, Node) and switch.target == TRAINING
+    return 0.0 if not drops or isinstance(p, Node) else p
+
+
+def drop_in_one_pass(net: GraphModule, rates: Mapping[Node, float]) -> Graph:
+    """Return a written graph in which :func:`gas.nn.relu_dropout` computes ReLU and dropout.
+
+    Args:
+        net: The layers and their graph.
+        rates: The probabilities of :func:`dropout_rates`.
+    """
+    graph = Graph()
+    made: dict[Node, Node] = {}
+    graph.output(graph.graph_copy(net.graph, made))
+    for node, p in rates.items():
+        relu, pulled, dropped = (made[each] for each in (node.prev, node, node.next))
+        with graph.inserting_before(relu):
+            both = graph.call_function(relu_dropout, (relu.all_input_nodes[0], p))
+            kept, own = (graph.call_function(operator.getitem, (both, i)) for i in range(2))
+        relu.replace_all_uses_with(kept)
+        with graph.inserting_before(dropped):
+            dropped.replace_all_uses_with(graph.call_function(with_own, (pulled, own)))
+        graph.erase_node(dropped)
+        graph.erase_node(relu)
+    return graph

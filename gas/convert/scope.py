@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -98,6 +99,11 @@ class LayerScope:
         return out
 
     @property
+    def supports_rows(self) -> bool:
+        """Return whether layers support :class:`gas.history.Rows` of a mini-batch."""
+        return not self.is_edge_index and self.adj_t.size(0) == self.batch_size
+
+    @property
     def edge_index(self) -> Any:
         """Return sources and destinations of the edges."""
         if self._edge_index is None:
@@ -183,8 +189,12 @@ def kept_edges(scope: LayerScope, rows: Any, scaled: bool) -> Any:
 @_make_leaf
 def pull(scope: LayerScope, position: int, x: Tensor, rows: bool) -> Tensor | Rows:
     """Push the own rows of a batch to a history, and return the rows of all its nodes."""
-    rows = rows and not scope.is_edge_index and scope.adj_t.size(0) == scope.batch_size
-    return scope.push_and_pull(position, x, rows)
+    return scope.push_and_pull(position, x, rows and scope.supports_rows)
+
+
+def with_own(x: Tensor | Rows, own: Tensor) -> Tensor | Rows:
+    """Return what :func:`pull` has returned, with other rows of the batch's own."""
+    return replace(x, own=own) if isinstance(x, Rows) else own
 
 
 @_make_leaf

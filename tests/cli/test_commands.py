@@ -4,16 +4,12 @@ import csv
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import started
 
 import gas
 from gas.cli import main
@@ -404,23 +400,6 @@ def test_the_module_is_the_command(tmp_path):
     bad = subprocess.run([*command, "--lr", "fast"], cwd=tmp_path, capture_output=True, text=True)
     assert bad.returncode == 2
     assert "Error parsing --lr: could not convert string to float: 'fast'" in bad.stderr
-
-
-@pytest.mark.slow  # It starts processes, which import PyTorch.
-@pytest.mark.parametrize("seconds", [0.0, 1.0])
-def test_ctrl_c_while_the_command_imports_pytorch_is_quiet(tmp_path, seconds):
-    """The signal ends the command, or it ends with 130; other programs aren't changed."""
-    command = [sys.executable, "-m", "gas", "plan", "planted:200000", "--memory", "4GB"]
-    with started(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
-            time.sleep(0.01)
-        time.sleep(seconds)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode in (-signal.SIGINT, 130)
-    assert "Traceback" not in err
-    assert not out
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_without_tyro_the_command_says_so(monkeypatch):
