@@ -310,7 +310,7 @@ class Conversion:
             return
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.default_generator.manual_seed(0)  # Generators of other devices don't change.
+            torch.default_generator.manual_seed(1)  # Generators of other devices don't change.
             try:
                 mine = copy_with_noise(self.net, self.emptied)
                 sample = sample.to(device)

@@ -169,10 +169,8 @@ class Inputs:
         """
         values, changed = self.values(data), dict[str, Any]()
         given = self.in_call(values)
-        is_lazy = any(torch.nn.parameter.is_lazy(weight) for weight in net.parameters())
-        keep = contextlib.nullcontext(changed) if is_lazy else keep_attributes(net)
         try:
-            with eval_mode(net), keep as changed:
+            with eval_mode(net), keep_attributes(net) as changed:
                 out = getattr(net, self.method)(**given)
         except Exception as error:
             how = f" as {self.graph!r}" if self.graph else ""

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node, Proxy
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
+from torch_geometric.typing import SparseTensor
 
 from gas.convert.known import is_about_shape, is_close
 from gas.convert.matrices import TracedMatrix
@@ -18,6 +20,8 @@ from gas.nn import BY_TIME, deep_copy
 
 CONSTANT = "_tensor_constant"  # The prefix of the names of tensors that a trace stores.
 _OTHERS = ("training", "_parameters", "_modules")  # Which are kept otherwise, or need not be.
+MANY_CALLS = 1_000_007  # Prime, so that not every counter of some calls begins anew.
+MOST_ROWS = 100_000  # Of a graph on which a module is run as a whole.
 ABSENT = object()  # In place of the value of an attribute that there isn't.
 _LIBRARIES = ("torch", "torch_geometric")
 
@@ -26,7 +30,7 @@ _LIBRARIES = ("torch", "torch_geometric")
 def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
     """Restore attributes and buffers of a module, and of its parts, at the end.
 
-    But for modules of PyTorch and PyG, whose attributes no call reads before it sets them.
+    But for buffers of modules of PyTorch and PyG, and lazy modules, which the call completes.
 
     Yields:
         An empty dictionary, which then gets the attributes that were changed, by their names.
@@ -34,7 +38,8 @@ def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
     changed: dict[str, Any] = {}
     saved = [
         (f"{name}.".lstrip("."), values, dict(values), _copy_contents(values))
-        for name, each in _own_modules(net) for values in (vars(each), each._buffers)
+        for name, each in net.named_modules() if not _is_lazy(each)
+        for values in ((vars(each), each._buffers) if _is_own(each) else (vars(each),))
     ]  # fmt: skip
     try:
         yield changed
@@ -51,9 +56,17 @@ def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
                     _restore(value, copied[0])
 
 
+def _is_own(module: Module) -> bool:
+    return type(module).__module__.split(".")[0] not in _LIBRARIES
+
+
+def _is_lazy(module: Module) -> bool:
+    return any(is_lazy(weight) for weight in module.parameters(recurse=False))
+
+
 def _own_modules(net: Module) -> Iterator[tuple[str, Module]]:
     for name, module in net.named_modules():
-        if type(module).__module__.split(".")[0] not in _LIBRARIES:
+        if _is_own(module):
             yield name, module
 
 
@@ -113,9 +126,9 @@ def find_filled(net: Module, size: int, call: Callable[[Module], Any]) -> dict[s
         f"{prefix}.{key}".lstrip(".")
         for prefix, module in _own_modules(net)
         for key, value in vars(module).items()
-        if key not in (*_OTHERS, "_buffers")
+        if size <= MOST_ROWS and key not in (*_OTHERS, "_buffers")
         and any(max(each.shape) >= size for each in _rows(value))
-    ]
+    ]  # fmt: skip
     copied = deep_copy(net) if names else net
     for empty in (None, ABSENT) if names else ():
         given = {name: {} if type(_find(copied, name)) is dict else empty for name in names}
@@ -153,7 +166,7 @@ def _rows(value: Any) -> list[Any]:
         if isinstance(leaf, Tensor) and leaf.layout != torch.strided:
             matrix = leaf.to_sparse_coo().coalesce()
             found += [matrix.indices(), matrix.values()]
-        elif hasattr(leaf, "coo") and not isinstance(leaf, Module):
+        elif isinstance(leaf, SparseTensor):
             found += leaf.coo()
         else:
             found.append(leaf)
@@ -185,8 +198,12 @@ def find_caches(net: Module, call: Callable[[Any], Any], graphs: Sequence[Any]) 
         return []
     read = [key for key in changed if _gives(net, call, first, second, other, key)] or [*changed]
     if not _gives(net, call, first, first, once):
-        raise _memory_error(net, read[0], changed[read[0]])
-    return read
+        raise memory_error(net, read[0], changed[read[0]])
+    with keep_attributes(net):
+        call(first)
+        with keep_attributes(net) as again:
+            call(first)
+    return list(dict.fromkeys([*read, *(key for key in changed if key not in again)]))
 
 
 def _gives(
@@ -198,9 +215,13 @@ def _gives(
     module = net.get_submodule(prefix)
     values: dict[str, Any] = module._buffers if key in module._buffers else vars(module)
     before, was_there = values.get(key), key in values
+    counts = [] if without else _find_numbers(net)
     with keep_attributes(net):
         try:
             call(first)
+            for owner, each, start in counts:  # Read only after many calls, some are.
+                if owner.get(each, start) != start:
+                    owner[each] += MANY_CALLS
             if was_there:
                 values[key] = before
             else:
@@ -210,7 +231,18 @@ def _gives(
             return False
 
 
-def _memory_error(net: Module, name: str, value: Any) -> ValueError:
+def _find_numbers(net: Module) -> list[tuple[dict[str, Any], str, float]]:
+    """Find the numbers among the attributes of a module and its parts, such as counters."""
+    return [
+        (vars(module), key, value)
+        for _, module in _own_modules(net)
+        for key, value in vars(module).items()
+        if type(value) in (int, float)
+    ]
+
+
+def memory_error(net: Module, name: str, value: Any) -> ValueError:
+    """Return the error about an attribute that one call sets and a later one reads."""
     prefix, _, key = name.rpartition(".")
     kind = type(net.get_submodule(prefix)).__name__
     where = f"'{prefix}' ({kind})" if prefix else kind
@@ -239,28 +271,34 @@ def check_caches(net: Module, caches: Sequence[str], changed: dict[str, Any]) ->
     for name, value in changed.items():
         prefix, _, key = name.rpartition(".")
         if isinstance(value, Proxy) and net.get_submodule(prefix)._buffers.get(key) is not None:
-            raise _memory_error(net, name, net.get_submodule(prefix)._buffers[key])
+            raise memory_error(net, name, net.get_submodule(prefix)._buffers[key])
     for name in caches:
         for leaf in tree_leaves(changed.get(name)):
             parts = (leaf.row, leaf.value) if isinstance(leaf, TracedMatrix) else (leaf,)
             for part in parts:
-                if isinstance(part, Proxy) and (found := _find_other(part.node, set())) is not None:
+                found = _find_other(net, part.node, set()) if isinstance(part, Proxy) else None
+                if found is not None:
+                    of = getattr(found.target, "__name__", found.target)
                     raise ValueError(
-                        f"'{name}' is computed in the first call, of '{found.target}', which "
+                        f"'{name}' is computed in the first call, of '{of}', which "
                         "training changes or draws anew, and kept: compute it in every call, or "
                         "keep what follows from the graph alone"
                     )
 
 
-def _find_other(node: Node, seen: set[Node]) -> Node | None:
+def _find_other(net: Module, node: Node, seen: set[Node]) -> Node | None:
     """Find what a value is computed of besides the graph: parameters, modules, random numbers."""
     if node in seen or is_about_shape(node):
         return None
     seen.add(node)
     name = str(getattr(node.target, "__name__", node.target))
     is_constant = name.startswith(("_product_", CONSTANT))
-    is_other = node.op in ("call_module", "get_attr") and not is_constant
+    is_other = node.op == "get_attr" and not is_constant
+    if node.op == "call_module":
+        layer = net.get_submodule(str(node.target))
+        parts = [type(each).__name__.lower() for each in layer.modules()]
+        is_other = any(True for _ in layer.parameters()) or any("drop" in each for each in parts)
     if is_other or "rand" in name or "drop" in name:
         return node
-    found = (_find_other(each, seen) for each in node.all_input_nodes)
+    found = (_find_other(net, each, seen) for each in node.all_input_nodes)
     return next((each for each in found if each is not None), None)

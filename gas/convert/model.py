@@ -211,7 +211,8 @@ class Converted(ScalableGNN):
         Only ``push_and_pull`` sees the rows before dropout, and returns them as they are.
         """
         net = self.net
-        if not self.training or torch.compiler.is_compiling():
+        is_compiled = torch.compiler.is_compiling() or getattr(net, "_compiled_call_impl", None)
+        if not self.training or is_compiled or not isinstance(net, GraphModule):
             return net
         if self._pulls is None:
             self._pulls = find_relu_dropouts(net)

@@ -21,7 +21,7 @@ from gas.convert.edge_layers import bind
 from gas.convert.failures import describe_error, is_own
 from gas.convert.fixed_numbers import NUMBERS, training_mode
 from gas.convert.inputs import Inputs, copy_value, eval_mode
-from gas.convert.kept import find_caches, keep_attributes
+from gas.convert.kept import find_caches, keep_attributes, memory_error
 from gas.convert.kinds import ROWS, Values
 from gas.convert.known import is_close
 from gas.convert.modes import BY_ROW, IN_ORDER, TRAINING
@@ -279,12 +279,20 @@ def run_in_training(
             try:
                 with keep_attributes(net) as changed:
                     found.append(copy_value(with_gradients(graphs[0])))
+                    net.eval()
+                    after = call(graphs[0])
+                with keep_attributes(net):
+                    net.eval()
+                    before = call(graphs[0])
+                net.train()
             except Exception as error:  # A module may raise anything.
                 cure = "" if is_own(error) else "; model.train() must run on graphs of any size"
                 raise ValueError(
                     f"{name} can't be run in training on a small graph like this one: "
                     f"{describe_error(error)}{cure}"
                 ) from error
+            if changed and not is_close(after, before):
+                raise memory_error(net, *next(iter(changed.items())))
             if changed:
                 caches += find_caches(net, with_gradients, graphs)
         kinds = [list(map(_kind_of, leaves)) for leaves in (found[-1], flatten(expected))]

@@ -304,9 +304,12 @@ def dropout_rates(net: Module, pulls: Sequence[Node]) -> dict[Node, float]:
     for node in pulls:
         (user,) = node.users
         if 0.0 < (p := _dropout_rate(net, user)) < 1.0:
-            relu, drop = get_module(net, node.prev), get_module(net, user)
-            is_relu = relu is None or type(relu) is torch.nn.ReLU
-            if is_relu and not any(each is not None and has_hooks(each) for each in (relu, drop)):
+            modules = [get_module(net, node.prev), get_module(net, user)]
+            is_relu = modules[0] is None or type(modules[0]) is torch.nn.ReLU
+            changed = [
+                m for m in modules if m is not None and (has_hooks(m) or "forward" in vars(m))
+            ]
+            if is_relu and not changed:
                 rates[node] = p
     return rates
 
@@ -316,11 +319,11 @@ def _dropout_rate(net: Module, node: Node) -> float:
     if node.op == "call_module":
         module: Any = get_module(net, node)
         drops = type(module) is Dropout and module.training and not module.inplace
-        return module.p if drops else 0.0
+        return float(module.p) if drops else 0.0
     given: Any = dict(zip(("input", "p", "training"), node.args, strict=False)) | node.kwargs
     switch, p = given.get("training"), given.get("p", 0.5)
     drops = isinstance(switch, Node) and switch.target == TRAINING
-    return 0.0 if not drops or isinstance(p, Node) else p
+    return 0.0 if not drops or isinstance(p, Node) else float(p)
 
 
 def drop_in_one_pass(net: GraphModule, rates: Mapping[Node, float]) -> Graph:

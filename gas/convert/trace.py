@@ -145,11 +145,16 @@ class _Tracer(Tracer):
         )
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Proxy:
-        """Refuse hooks, which a graph can't call, and which may change gradients."""
+        """Refuse hooks, which a graph can't call, and ``backward``, which may change gradients."""
         if (kind, target) == ("call_method", "register_hook"):
             raise ValueError(
                 "it registers a hook on a tensor, which the model wouldn't call: compute what it "
                 "does in a torch.autograd.Function, which is followed"
+            )
+        if (kind, target) == ("call_method", "backward"):
+            raise ValueError(
+                "it computes gradients in forward, which the model wouldn't do: add what they are "
+                "of to the loss"
             )
         return super().create_proxy(kind, target, *args, **kwargs)
 

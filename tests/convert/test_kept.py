@@ -193,7 +193,7 @@ def drop_once(net, x, edge_index):
         (count_in_training, {"calls": 0}, "keeps 'calls' .* change it in the training loop"),
         (average, {"mean": torch.zeros(8)}, "keeps 'mean' .* such as BatchNorm1d"),
         (transform_once, {"before": None}, "'before' is computed .* of 'lin', which training"),
-        (drop_once, {"before": None}, "'before' is computed .* of .*dropout.*, which training"),
+        (drop_once, {"before": None}, "keeps 'before' of one call for the next"),
     ],
 )
 def test_memory_of_calls_is_refused(function, attributes, reason):

@@ -563,7 +563,9 @@ class AskingForGradients(Net):
 
 
 def test_questions_about_gradients_are_refused():
-    with pytest.raises(ValueError, match="requires gradients, which predictions don.t have: ask for self.training"):
+    with pytest.raises(
+        ValueError, match="requires gradients, which predictions don.t have: ask for self.training"
+    ):
         gas.to_scalable(AskingForGradients(), random_graph())
 
 

@@ -284,6 +284,21 @@ def registering_a_hook(net, x, edge_index):
     return net.conv2(rows, edge_index)
 
 
+def going_backward(net, x, edge_index):
+    rows = net.conv(x, edge_index)
+    if net.training:
+        rows.square().sum().backward(retain_graph=True)
+    return net.conv2(rows, edge_index)
+
+
+def remembering_training(net, x, edge_index):
+    rows = net.conv(x, edge_index)
+    if net.training:
+        net.mean = rows.detach().mean(0)
+        return rows
+    return rows - getattr(net, "mean", 0.0)
+
+
 def asking_for_gradients(net, x, edge_index):
     rows = net.conv(x, edge_index)
     return net.conv2(rows * 2 if rows.requires_grad else rows, edge_index)
@@ -538,6 +553,8 @@ CASES = {
     ),
     "a buffer that counts calls": lambda t: counting_in_a_buffer(),
     "a hook on a tensor": lambda t: convert(registering_a_hook),
+    "a backward pass in forward": lambda t: convert(going_backward),
+    "what training keeps for evaluation": lambda t: convert(remembering_training),
     "a question about gradients": lambda t: convert(asking_for_gradients),
     "a gradient in forward": lambda t: convert(differentiating),
     "a module that fails in training": lambda t: convert(failing_in_training),
