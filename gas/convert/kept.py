@@ -120,7 +120,7 @@ def find_filled(net: Module, size: int, call: Callable[[Module], Any]) -> dict[s
         call: Calls a module on the graph by which ``net`` has computed them.
 
     Returns:
-        What empties each of them: ``None``, an empty container, or :data:`ABSENT`.
+        The empty value of each attribute: ``None``, an empty dictionary, or :data:`ABSENT`.
     """
     names = [
         f"{prefix}.{key}".lstrip(".")
@@ -190,14 +190,10 @@ def find_caches(net: Module, call: Callable[[Any], Any], graphs: Sequence[Any]) 
         ValueError: If its result depends on calls before, naming the module and the attribute.
     """
     first, second = graphs
-    with keep_attributes(net) as changed:
-        once = call(first)
-    with keep_attributes(net):
-        other = call(second)
-    if _gives(net, call, first, second, other):  # What it keeps, it never reads.
+    read, changed = find_read(net, call, first, second)
+    if not read:  # What it keeps, it never reads.
         return []
-    read = [key for key in changed if _gives(net, call, first, second, other, key)] or [*changed]
-    if not _gives(net, call, first, first, once):
+    if not _gives(net, call, first, first):
         raise memory_error(net, read[0], changed[read[0]])
     with keep_attributes(net):
         call(first)
@@ -206,10 +202,27 @@ def find_caches(net: Module, call: Callable[[Any], Any], graphs: Sequence[Any]) 
     return list(dict.fromkeys([*read, *(key for key in changed if key not in again)]))
 
 
+def find_read(
+    net: Module, call: Callable[[Any], Any], first: Any, second: Any
+) -> tuple[list[str], dict[str, Any]]:
+    """Find the attributes that a call sets and another reads, and all that the first sets.
+
+    Args:
+        net: The module.
+        call: Calls it, with the same random numbers each time.
+        first: What the first call is given.
+        second: What the second is given.
+    """
+    with keep_attributes(net) as changed:
+        call(first)
+    if not changed or _gives(net, call, first, second):
+        return [], changed
+    return [key for key in changed if _gives(net, call, first, second, key)] or [*changed], changed
+
+
 def _gives(
-    net: Module, call: Callable[[Any], Any], first: Any, second: Any, expected: Any,
-    without: str = "",
-) -> bool:  # fmt: skip
+    net: Module, call: Callable[[Any], Any], first: Any, second: Any, without: str = ""
+) -> bool:
     """Return whether a call after another gives what it does alone, also without an attribute."""
     prefix, _, key = without.rpartition(".")
     module = net.get_submodule(prefix)
@@ -226,9 +239,11 @@ def _gives(
                 values[key] = before
             else:
                 values.pop(key, None)
-            return is_close(call(second), expected)
+            found = call(second)
         except Exception:  # It may raise anything for a graph of another size.
             return False
+    with keep_attributes(net):  # Afterwards: statistics of norms are those of the first call.
+        return is_close(found, call(second))
 
 
 def _find_numbers(net: Module) -> list[tuple[dict[str, Any], str, float]]:
@@ -248,7 +263,7 @@ def memory_error(net: Module, name: str, value: Any) -> ValueError:
     where = f"'{prefix}' ({kind})" if prefix else kind
     cure = BY_TIME
     if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
-        cure = "change it in the training loop, as an attribute of the model"
+        cure = "register it as a buffer, and change it in place in the training loop"
     elif isinstance(value, Tensor) and value.dim() < 2:
         cure = "take a module of torch.nn that keeps statistics, such as BatchNorm1d, or none"
     return ValueError(

@@ -21,7 +21,7 @@ from gas.convert.edge_layers import bind
 from gas.convert.failures import describe_error, is_own
 from gas.convert.fixed_numbers import NUMBERS, training_mode
 from gas.convert.inputs import Inputs, copy_value, eval_mode
-from gas.convert.kept import find_caches, keep_attributes, memory_error
+from gas.convert.kept import find_caches, find_read, keep_attributes, memory_error
 from gas.convert.kinds import ROWS, Values
 from gas.convert.known import is_close
 from gas.convert.modes import BY_ROW, IN_ORDER, TRAINING
@@ -262,7 +262,7 @@ def run_in_training(
         expected: What the module returns on the first in evaluation.
 
     Returns:
-        What it returns on the first, and the attributes that it computes in one call for others.
+        The outputs on the first graph, and the names of attributes that later calls read.
 
     Raises:
         ValueError: If it fails, keeps what changes the next call, or the types of several outputs
@@ -271,6 +271,12 @@ def run_in_training(
     name, found, caches = type(net).__name__, [], list[str]()
     call = functools.partial(call_module, net, inputs)
     with_gradients = torch.enable_grad()(call)
+
+    def in_mode(given: tuple[bool, Data]) -> list[Any]:
+        is_training, data = given
+        net.train(is_training)
+        return (with_gradients if is_training else call)(data)
+
     if inputs.keeps:
         with eval_mode(net):
             caches += find_caches(net, call, graphs)
@@ -279,22 +285,18 @@ def run_in_training(
             try:
                 with keep_attributes(net) as changed:
                     found.append(copy_value(with_gradients(graphs[0])))
-                    net.eval()
-                    after = call(graphs[0])
-                with keep_attributes(net):
-                    net.eval()
-                    before = call(graphs[0])
-                net.train()
             except Exception as error:  # A module may raise anything.
                 cure = "" if is_own(error) else "; model.train() must run on graphs of any size"
                 raise ValueError(
                     f"{name} can't be run in training on a small graph like this one: "
                     f"{describe_error(error)}{cure}"
                 ) from error
-            if changed and not is_close(after, before):
-                raise memory_error(net, *next(iter(changed.items())))
             if changed:
                 caches += find_caches(net, with_gradients, graphs)
+                read, values = find_read(net, in_mode, (True, graphs[0]), (False, graphs[0]))
+                net.train()
+                if read:  # By evaluation, after training.
+                    raise memory_error(net, read[0], values[read[0]])
         kinds = [list(map(_kind_of, leaves)) for leaves in (found[-1], flatten(expected))]
         if kinds[0] != kinds[1] and len(kinds[0]) == len(kinds[1]) > 1:
             raise ValueError(

@@ -294,7 +294,7 @@ def find_relu_dropouts(net: GraphModule) -> list[Node]:
 def dropout_rates(net: Module, pulls: Sequence[Node]) -> dict[Node, float]:
     """Return the probabilities of dropout of those pulls that one pass can compute now.
 
-    What ReLU changes in place isn't read elsewhere: such modules aren't converted.
+    ReLU may be in place: conversion refuses modules that read its input again.
 
     Args:
         net: The layers and their graph.

@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from prediction_tables import compare, read_parquet
 
 import gas
 from gas.cli import main
@@ -51,21 +52,6 @@ def trained(tmp_path_factory):
     tables = write_tables(folder / "tables")
     train(tables, folder / "run", "--model", "sage", "--norm", "batch")
     return tables, folder / "run"
-
-
-def read_parquet(path):
-    from pyarrow import parquet
-
-    return parquet.read_table(path).to_pydict()
-
-
-def compare(found, expected):
-    assert list(found) == list(expected)
-    for name, values in expected.items():
-        if name == "probability":
-            np.testing.assert_allclose(found[name], values, rtol=1e-5)
-        else:
-            assert list(found[name]) == list(values), name
 
 
 # Folders of runs ----------------------------------------------------------------------------------

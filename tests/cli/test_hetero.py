@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
+from prediction_tables import compare, read_parquet
 
 import gas
 from gas.cli import hetero, main
@@ -156,21 +157,6 @@ def trained(tmp_path_factory):
     return tables, folder / "run"
 
 
-def read_predictions(folder):
-    from pyarrow import parquet
-
-    return parquet.read_table(folder / "predictions.parquet").to_pydict()
-
-
-def compare(found, expected):
-    assert list(found) == list(expected)
-    for name, values in expected.items():
-        if name == "probability":
-            np.testing.assert_allclose(found[name], values, rtol=1e-5)
-        else:
-            assert list(found[name]) == list(values), name
-
-
 def rewrite(folder, change):
     """Return a folder whose rows of nodes are changed; ``None`` removes one."""
     path = folder / "nodes.csv"
@@ -182,7 +168,7 @@ def rewrite(folder, change):
 @pytest.mark.requires("matplotlib", "jinja2")
 def test_a_run_is_opened_again_like_any_other(trained, tmp_path, capsys):
     _, folder = trained
-    run, expected = gas.load_run(folder), read_predictions(folder)
+    run, expected = gas.load_run(folder), read_parquet(folder / "predictions.parquet")
     assert str(run).startswith("sage on ")
     compare(run.predict(), expected)
     some = run.predict(ids=["s7", "s3"])
@@ -232,7 +218,10 @@ def test_a_graph_of_other_types_is_refused(trained, tmp_path):
 def test_settings_of_a_run_train_it_again(trained, tmp_path):
     _, folder = trained
     main(["train", "--config", str(folder / "settings.yaml"), "--out", str(tmp_path / "again")])
-    compare(read_predictions(tmp_path / "again"), read_predictions(folder))
+    compare(
+        read_parquet(tmp_path / "again" / "predictions.parquet"),
+        read_parquet(folder / "predictions.parquet"),
+    )
 
 
 def test_classes_of_integers_are_real_numbers_for_r2(tmp_path):
@@ -241,6 +230,9 @@ def test_classes_of_integers_are_real_numbers_for_r2(tmp_path):
     folder = rewrite(write_tables(tmp_path / "g"), lambda *row: (*row[:3], digit[row[3]]))
     options = ["--hetero", "--undirected", "--epochs", "2", "--metric", "r2"]
     main(["train", str(folder), *options, "--out", str(tmp_path / "run")])
-    found, expected = gas.load_run(tmp_path / "run").predict(), read_predictions(tmp_path / "run")
+    found, expected = (
+        gas.load_run(tmp_path / "run").predict(),
+        read_parquet(tmp_path / "run" / "predictions.parquet"),
+    )
     np.testing.assert_allclose(found["prediction"], expected["prediction"], rtol=1e-5, atol=1e-6)
     assert list(found["label"]) == expected["label"]

@@ -69,7 +69,17 @@ def average_features_once(net, x, edge_index):
     return net.lin(net.rows)
 
 
+def hop_twice_once(net, x, edge_index):
+    if net.rows is None:
+        net.rows = net.hop(net.hop(x, edge_index), edge_index)
+    return net.lin(net.rows)
+
+
 CACHES = {
+    "hops of a layer without parameters": (
+        hop_twice_once,
+        {"rows": None, "hop": pyg.SimpleConv("mean")},
+    ),
     "a tuple": (normalise_once, {"norm": None}),
     "two": (set_two_at_once, {"edges": None, "weight": None}),
     "hasattr": (ask_for_an_attribute, {}),
@@ -185,12 +195,36 @@ def drop_once(net, x, edge_index):
     return net.b(net.a(net.before, edge_index), edge_index)
 
 
+def transform_once_by_flag(net, x, edge_index):
+    if not net.done:
+        net.before, net.done = net.lin(x).detach(), True
+    return net.b(net.a(x, edge_index), edge_index) + net.before
+
+
+def remember_training(net, x, edge_index):
+    h = net.a(x, edge_index)
+    net.calls = x.size(0)  # No call reads it.
+    if net.training:
+        net.mean = 0.9 * net.mean + 0.1 * h.detach().mean(0)
+        return net.b(h, edge_index)
+    return net.b(h - net.mean, edge_index)
+
+
+def warm_up(net, x, edge_index):
+    net.calls += net.training
+    h = net.a(x, edge_index)
+    return net.b(h.relu() if net.calls > 10 else h, edge_index)
+
+
 @pytest.mark.parametrize(
     ("function", "attributes", "reason"),
     [
+        (transform_once_by_flag, {"done": False}, "'before' is computed .* of 'lin'"),
+        (remember_training, {"mean": torch.zeros(8)}, "keeps 'mean' .* such as BatchNorm1d"),
+        (warm_up, {"calls": 0}, "keeps 'calls' .*: register it as a buffer"),
         (remember, {"before": None}, "keeps 'before' of one call for the next"),
-        (count, {"calls": 0}, "keeps 'calls' .* change it in the training loop"),
-        (count_in_training, {"calls": 0}, "keeps 'calls' .* change it in the training loop"),
+        (count, {"calls": 0}, "keeps 'calls' .*: register it as a buffer"),
+        (count_in_training, {"calls": 0}, "keeps 'calls' .*: register it as a buffer"),
         (average, {"mean": torch.zeros(8)}, "keeps 'mean' .* such as BatchNorm1d"),
         (transform_once, {"before": None}, "'before' is computed .* of 'lin', which training"),
         (drop_once, {"before": None}, "keeps 'before' of one call for the next"),
@@ -201,6 +235,42 @@ def test_memory_of_calls_is_refused(function, attributes, reason):
     with pytest.raises(ValueError, match=reason):
         gas.to_scalable(net, random_graph())
     assert vars(net).get("before") is None
+
+
+def scale_by_a_buffer(net, x, edge_index):
+    return net.b(net.a(x, edge_index) * net.scale, edge_index)
+
+
+def test_a_buffer_may_be_changed_in_place_between_calls():
+    """It is the cure for numbers that change from call to call."""
+    net, data = net_of(scale_by_a_buffer).eval(), random_graph()
+    net.register_buffer("scale", torch.ones(()))
+    model = gas.to_scalable(net, data).eval()
+    graph = gas.cluster(data, 4, model=model, method="random", log=False)
+    net.scale.fill_(3.0)
+    assert torch.allclose(model.predict(graph), net(data.x, data.edge_index), atol=1e-5)
+
+
+def test_a_lazy_module_keeps_nothing_of_the_small_graph():
+    def shift_once(net, x, edge_index):
+        if net.shift is None:
+            net.shift = x.mean(0, keepdim=True)
+        return net.b(net.a(x - net.shift, edge_index), edge_index)
+
+    net = net_of(shift_once, shift=None, a=pyg.SAGEConv(-1, 8))
+    with pytest.raises(ValueError, match=r"'mean' \(mean\) isn't exact"):
+        gas.to_scalable(net, random_graph())
+    assert net.shift is None
+
+
+def test_attributes_that_answer_to_every_name_do_no_harm():
+    class Options(dict):
+        __getattr__ = dict.get
+
+    def forward(net, x, edge_index):
+        return net.b(net.a(x, edge_index), edge_index)
+
+    check(net_of(forward, options=Options(hidden=8)), random_graph(), of_x)
 
 
 def test_statistics_of_all_nodes_are_not_those_of_the_first_graph():

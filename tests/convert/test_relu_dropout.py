@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -237,3 +238,17 @@ def test_histories_store_the_rows_before_dropout(calls):
     model.train()(batch)
     assert calls
     torch.testing.assert_close(model.histories[0].emb, expected)
+
+
+def test_a_rate_of_numpy_and_functions_that_replace_forward():
+    data = random_graph()
+    net = GraphSAGE(5, 8, 2, 3, dropout=np.float64(0.5))
+    model = gas.to_scalable(net, data).train()
+    graph = gas.cluster(data, 4, model=model, method="random", log=False)
+    model.refresh(graph)
+    batch = next(iter(gas.SubgraphLoader(graph, batch_size=2, log=False)))
+    model(batch).sum().backward()
+    other = gas.to_scalable(Net(lambda net, x: net.drop(net.act(x))), data).train()
+    assert rewrite.dropout_rates(other.net, rewrite.find_relu_dropouts(other.net))
+    other.net.act.forward = torch.tanh
+    assert not rewrite.dropout_rates(other.net, rewrite.find_relu_dropouts(other.net))
