@@ -30,10 +30,8 @@ from gas.datasets import import_graph
 from gas.native import check_integer, replace_file, write_json
 
 # Names of arguments that are options of the commands below.
-OPTIONS = (
-    "memory", "num_parts", "batch_size", "num_layers", "columns", "undirected", "ids", "method",
-    "dtype",
-)  # fmt: skip
+OPTIONS = ("memory", "num_parts", "batch_size", "num_layers", "columns", "undirected", "ids",
+           "method", "dtype")  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -75,7 +73,8 @@ def _call(given: list[str]) -> None:
             config=(tyro.conf.DisallowNone, tyro.conf.OmitArgPrefixes),
         )
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        sys.exit(f"gas {name}: error: {explain_error(error, OPTIONS)}")
+        text = explain_error(error, OPTIONS).replace("'dataset'", "'graph'")  # As help calls it.
+        sys.exit(f"gas {name}: error: {text}")
 
 
 def train() -> None:
@@ -104,10 +103,8 @@ def import_tables(
         dtype: The type of stored features, such as bfloat16 or int8.
         memory: The memory for reading and sorting.
     """
-    names = _split_columns(columns)
-    found = import_graph(
-        source, out, undirected=undirected, columns=names, dtype=dtype, memory=memory
-    )
+    options: dict[str, Any] = {"columns": _split_columns(columns), "dtype": dtype}
+    found = import_graph(source, out, undirected=undirected, memory=memory, **options)
     print(found)
     if not undirected:
         warn_of_one_way_edges(found)

@@ -247,7 +247,8 @@ def _train_epoch(
     """Take a step for each mini-batch with training nodes, and return their mean loss."""
     model.train()
     total, count = 0.0, 0
-    for progress.steps, batch in enumerate(batches, 1):
+    for number, batch in enumerate(batches, 1):
+        progress.steps = number
         store = batch[kind]
         mask = split_mask(store.train_mask[: store.batch_size], split)
         size, y = int(mask.sum()), store.y[: store.batch_size]
@@ -258,7 +259,7 @@ def _train_epoch(
         loss = loss_of(out[rows.to(out.device)], y[rows.to(y.device)].to(out.device))
         value = loss.detach().item()
         if not math.isfinite(value):
-            raise divergence_error(progress.epoch or 1, progress.steps, value)
+            raise divergence_error(progress.epoch or 1, number, value)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

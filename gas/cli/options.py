@@ -354,8 +354,9 @@ def explain_error(error: BaseException | str, names: Collection[str] = NAMES) ->
         return option_name(name) if value in (None, "True") else f"{option_name(name)} {value}"
 
     text = str(error).strip("\n").rstrip()
-    if isinstance(error, OSError) and error.errno and error.strerror == os.strerror(error.errno):
-        parts = (error.filename, error.strerror, _CURES.get(error.errno))
+    if isinstance(error, OSError) and error.errno:
+        is_plain = error.strerror == os.strerror(error.errno)  # Else it says what to do.
+        parts = (error.filename, error.strerror, is_plain and _CURES.get(error.errno))
         text = ": ".join(str(part) for part in parts if part)
     elif "can't allocate memory" in text:  # PyTorch's allocator raises a RuntimeError.
         return f"{text.splitlines()[0]}: {_NOT_ENOUGH_MEMORY}"

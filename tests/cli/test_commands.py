@@ -330,9 +330,7 @@ def test_tables_with_other_names(tmp_path, capsys):
     with pytest.raises(SystemExit, match="gas partition: error: --num-parts is 999, but"):
         main(["partition", str(tables), *names, "--num-parts", "999"])
     main(["train", str(tables), *names, "--epochs", "1", "--out", str(tmp_path / "run")])
-    with pytest.raises(
-        SystemExit, match="gas predict: error: 'dataset' is 'nowhere', expected one"
-    ):
+    with pytest.raises(SystemExit, match="gas predict: error: 'graph' is 'nowhere', expected one"):
         main(["predict", str(tmp_path / "run"), "--graph", "nowhere"])
 
 
@@ -397,7 +395,20 @@ def test_metrics_of_other_targets_are_refused(tmp_path, labels, metric, text):
     names = {"red": labels[0], "green": labels[1], "blue": labels[2:]}
     rewrite_nodes(tables, lambda row: {**row, "label": names[row["label"]]})
     with pytest.raises(SystemExit, match=f"gas train: error: {text}"):
-        main(["train", str(tables), "--metric", metric, "--out", str(tmp_path / "run")])
+        train(tables, tmp_path / "run", "--metric", metric)
+
+
+def test_errors_name_what_was_typed(tmp_path, capsys):
+    (tmp_path / "edges.csv").write_text("source,target\n0,1\n1,0\n")
+    tables = str(tmp_path / "edges.csv")
+    for command, text in {
+        ("plan", "nowhere"): "gas plan: error: 'graph' is 'nowhere', expected one of ",
+        ("partition", tables, "--method", "no"): "gas partition: error: --method is 'no', expected",
+        ("import", tables, "g", "--dtype", "int9"): "gas import: error: --dtype is int9, expected",
+        ("import", tables, f"{tables}/g"): f"gas import: error: {tables}/g: 'out' is a folder that",
+    }.items():
+        with pytest.raises(SystemExit, match=text):
+            main([*command])
 
 
 def test_plan_of_a_graph(capsys):
