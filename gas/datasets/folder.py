@@ -13,11 +13,12 @@ from torch_geometric.data import Data
 
 from gas.datasets.arrays import bool_mask, load_array, tensor_of
 from gas.datasets.edges import EdgeStream, set_edges
-from gas.datasets.features import FeatureSource, find_features
 from gas.datasets.nodes import (
+    FeatureSource,
     NodeFile,
     Nodes,
     collect_nodes,
+    find_features,
     merge_files,
     read_id_list,
     read_nodes,
