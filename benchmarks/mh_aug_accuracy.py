@@ -6,8 +6,9 @@ Runs ``examples/train_mh_aug.py`` with its defaults: the published settings of C
 validation accuracy. "Vanilla" is cross entropy on the graph alone. "Frozen chain" has the same loss
 and the same three forward passes, but the chain never leaves its first state, the graph itself: the
 views differ by dropout only. With "milder view as teacher" the divergence between the two views has
-no gradient towards the one that is augmented less; otherwise it has one towards both. Histories: 40 parts, 10 per batch, each epoch of 4 steps. Rows of
-earlier runs that are not run now stay in the table.
+no gradient towards the one that is augmented less; otherwise it has one towards both. Histories: 40
+parts, 10 per batch, each epoch of 4 steps. Rows of earlier runs that are not run now stay in the
+table.
 """
 
 from __future__ import annotations
