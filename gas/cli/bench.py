@@ -69,9 +69,15 @@ class Bench:
     """
 
     def __init__(
-        self, data: Data, out_channels: int, model: str, settings: Settings,
-        memory: str | None = None, log: bool = True, signals: Signals | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        data: Data,
+        out_channels: int,
+        model: str,
+        settings: Settings,
+        memory: str | None = None,
+        log: bool = True,
+        signals: Signals | None = None,
+    ) -> None:
         self.data, self.settings, self.log = data, settings, log
         self.signals = Signals() if signals is None else signals
         self._make: Callable[..., gas.models.LayeredGNN] = partial(
@@ -196,9 +202,13 @@ class Bench:
         return self._make_contender(models, model, whole, 1, full_batch=True)
 
     def _make_histories(
-        self, graph: Data, batches: list[list[int]], one: Candidate, moves: bool,
+        self,
+        graph: Data,
+        batches: list[list[int]],
+        one: Candidate,
+        moves: bool,
         models: contextlib.ExitStack,
-    ) -> Contender:  # fmt: skip
+    ) -> Contender:
         model = self._make(num_nodes=self.data.num_nodes, dtype=one.dtype, store=one.store)
         loader = _load(graph, batches, model)
         model.refresh(loader, log=False)

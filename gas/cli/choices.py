@@ -74,9 +74,12 @@ def check_splits(data: Data, name: str = "data") -> None:
 
 
 def check_predictable(
-    memory: int | str, full_batch: bool, memory_budget: int | None, is_augmented: bool,
+    memory: int | str,
+    full_batch: bool,
+    memory_budget: int | None,
+    is_augmented: bool,
     inductive: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Refuse ``memory`` with options that :func:`gas.plan` can't predict."""
     for name, given, why in (
         ("full_batch", full_batch, "has no mini-batches to choose"),

@@ -235,9 +235,12 @@ class Signals:
 
 
 def report(
-    args: Options, experiment: Experiment, runs: list[Run], failed: list[dict[str, Any]],
+    args: Options,
+    experiment: Experiment,
+    runs: list[Run],
+    failed: list[dict[str, Any]],
     interrupted: bool,
-) -> None:  # fmt: skip
+) -> None:
     """Write the files and print the summary."""
     settings = experiment.settings
     how = "full batch" if args.full_batch else f"{settings.num_parts} parts"

@@ -30,8 +30,17 @@ from gas.datasets import import_graph
 from gas.native import check_integer, replace_file, write_json
 
 # Names of arguments that are options of the commands below.
-OPTIONS = ("memory", "num_parts", "batch_size", "num_layers", "columns", "undirected", "ids",
-           "method", "dtype")  # fmt: skip
+OPTIONS = (
+    "memory",
+    "num_parts",
+    "batch_size",
+    "num_layers",
+    "columns",
+    "undirected",
+    "ids",
+    "method",
+    "dtype",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -142,10 +142,17 @@ class Experiment(Setup):
         return self.eval_graph is self.graph and self.refresh != "none"
 
     def _run(
-        self, model: gas.models.LayeredGNN, evaluator: gas.ScalableGNN, split: int,
-        on_epoch: Callable[[Run], None] | None, keep: bool, run: Run,
-        checkpoints: Checkpoints | None, about: dict[str, Any], peak: PeakMemory,
-    ) -> None:  # fmt: skip
+        self,
+        model: gas.models.LayeredGNN,
+        evaluator: gas.ScalableGNN,
+        split: int,
+        on_epoch: Callable[[Run], None] | None,
+        keep: bool,
+        run: Run,
+        checkpoints: Checkpoints | None,
+        about: dict[str, Any],
+        peak: PeakMemory,
+    ) -> None:
         settings, graph, progress = self.settings, self.graph, Progress()
         optimizer = self._make_optimizer(model)
         self._pack(model)

@@ -72,10 +72,20 @@ def check_folder_fits(path: str | Path, reader: str) -> None:
 
 
 def prepare_graph(
-    data: Data, modes: set[str], *, cls: type[LayeredGNN], settings: Settings, full_batch: bool,
-    layout: str, partition: str, keep_edges: bool, keep_raw: bool, device: torch.device | str,
-    log: bool, folder: Path | None = None,
-) -> Graph:  # fmt: skip
+    data: Data,
+    modes: set[str],
+    *,
+    cls: type[LayeredGNN],
+    settings: Settings,
+    full_batch: bool,
+    layout: str,
+    partition: str,
+    keep_edges: bool,
+    keep_raw: bool,
+    device: torch.device | str,
+    log: bool,
+    folder: Path | None = None,
+) -> Graph:
     """Partition a graph, and prepare it for training and evaluation.
 
     ``modes`` are those of evaluation and refresh, ``"full"`` and ``"layerwise"``; ``keep_raw``

@@ -55,9 +55,14 @@ class HeteroSAGE(torch.nn.Module):
     """
 
     def __init__(
-        self, data: HeteroData, kind: str, hidden_channels: int, out_channels: int, num_layers: int,
+        self,
+        data: HeteroData,
+        kind: str,
+        hidden_channels: int,
+        out_channels: int,
+        num_layers: int,
         dropout: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.kind, self.dropout = kind, dropout
         widths = [data[name].x.size(1) for name in data.node_types]
@@ -147,10 +152,17 @@ class HeteroExperiment(Experiment):
         )  # fmt: skip
 
     def _run(
-        self, model: Any, evaluator: Any, split: int, on_epoch: Callable[[Run], None] | None,
-        keep: bool, run: Run, checkpoints: Checkpoints | None, about: dict[str, Any],
+        self,
+        model: Any,
+        evaluator: Any,
+        split: int,
+        on_epoch: Callable[[Run], None] | None,
+        keep: bool,
+        run: Run,
+        checkpoints: Checkpoints | None,
+        about: dict[str, Any],
         peak: PeakMemory,
-    ) -> None:  # fmt: skip
+    ) -> None:
         loader: Any = self.graph.loader
         progress = Progress()
         if split == 0 and self.log:
@@ -188,9 +200,13 @@ def open_types(args: Options) -> HeteroData:
 
 
 def make_model(
-    data: HeteroData, node_type: str, out_channels: int, architecture: Mapping[str, Any],
-    device: torch.device | str = "cpu", **histories: Any,
-) -> Any:  # fmt: skip
+    data: HeteroData,
+    node_type: str,
+    out_channels: int,
+    architecture: Mapping[str, Any],
+    device: torch.device | str = "cpu",
+    **histories: Any,
+) -> Any:
     """Convert a new :class:`HeteroSAGE` for a graph.
 
     Args:
@@ -241,9 +257,13 @@ def _find_target_type(data: HeteroData) -> str:
 
 
 def _train_epoch(
-    model: Any, batches: Any, optimizer: torch.optim.Optimizer, kind: str, progress: Progress,
+    model: Any,
+    batches: Any,
+    optimizer: torch.optim.Optimizer,
+    kind: str,
+    progress: Progress,
     split: int = 0,
-) -> float:  # fmt: skip
+) -> float:
     """Take a step for each mini-batch with training nodes, and return their mean loss."""
     model.train()
     total, count = 0.0, 0

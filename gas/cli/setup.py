@@ -56,16 +56,35 @@ class Setup:
     """The type of nodes that is predicted, of a heterogeneous graph."""
 
     def __init__(
-        self, data: Data, out_channels: int, model: str, settings: Settings, *,
-        full_batch: bool = False, inductive: bool | None = None, evaluation: str | None = None,
-        refresh: str | None = None, layout: str | None = None, partition: str = "metis",
-        prefetch: bool = False, memory_budget: int | None = None, memory: int | str | None = None,
-        micro_batches: int = 1, pack: int | str | None = None,
-        augment: Callable[[Data], gas.augment.Augmentation] | None = None, evaluate_every: int = 1,
-        patience: int | None = None, keep_edges: bool = True, check: bool = True,
-        libraries: int | None = None, device: torch.device | str = "cpu", log: bool = True,
-        training: dict[str, Any] | None = None, folder: Path | None = None, **histories: Any,
-    ) -> None:  # fmt: skip
+        self,
+        data: Data,
+        out_channels: int,
+        model: str,
+        settings: Settings,
+        *,
+        full_batch: bool = False,
+        inductive: bool | None = None,
+        evaluation: str | None = None,
+        refresh: str | None = None,
+        layout: str | None = None,
+        partition: str = "metis",
+        prefetch: bool = False,
+        memory_budget: int | None = None,
+        memory: int | str | None = None,
+        micro_batches: int = 1,
+        pack: int | str | None = None,
+        augment: Callable[[Data], gas.augment.Augmentation] | None = None,
+        evaluate_every: int = 1,
+        patience: int | None = None,
+        keep_edges: bool = True,
+        check: bool = True,
+        libraries: int | None = None,
+        device: torch.device | str = "cpu",
+        log: bool = True,
+        training: dict[str, Any] | None = None,
+        folder: Path | None = None,
+        **histories: Any,
+    ) -> None:
         is_mapped = "adj_t" in data and "parts" in data  # From a graph folder.
         fits = not is_mapped and fits_one_batch(data.num_nodes, data.num_edges)
         evaluation = evaluation or ("full" if full_batch or fits else "layerwise")
@@ -97,9 +116,14 @@ class Setup:
         self.metric = settings.metric or metric_of(self.data.y)
 
     def _prepare_within(
-        self, data: Data, memory: int | str | None, is_mapped: bool, inductive: bool, layout: str,
+        self,
+        data: Data,
+        memory: int | str | None,
+        is_mapped: bool,
+        inductive: bool,
+        layout: str,
         partition: str,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Prepare the graph, with mini-batches and histories that fit the memory, if given."""
         prepare = partial(self._prepare, data, inductive, layout, partition)
         if memory is not None and not is_mapped:
