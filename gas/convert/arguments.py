@@ -231,7 +231,7 @@ def node_table_error(
                 matrices += [name] * (_size_of(value) == (size, size))
     if not tables:
         return None
-    name, attribute, is_table = tables[0]
+    name, attribute, is_table = min(tables, key=lambda table: not table[2])
     cure = "convert the module before its first call, or reset what forward computes"
     if is_table:
         cure = (

@@ -63,9 +63,12 @@ def find_places(net: Module) -> list[tuple[str, MutableMapping[str, Any]]]:
         kind: None for module in net.modules() for kind in type(module).__mro__
         if kind.__module__.split(".")[0] not in (*_LIBRARIES, "gas", "builtins")
     }  # fmt: skip
-    files = {kind.__module__: vars(sys.modules[kind.__module__]) for kind in kinds}
+    names = {kind.__module__: None for kind in kinds if kind.__module__ in sys.modules}
+    files = {name: vars(sys.modules[name]) for name in names}
     for name, values in files.items():
-        kinds |= {v: None for v in values.values() if type(v) is type and v.__module__ == name}
+        kinds |= {
+            v: None for v in list(values.values()) if type(v) is type and v.__module__ == name
+        }
     places += [(f"{name}:", values) for name, values in files.items()]
     return places + [(f"{k.__qualname__}:", _Attributes(k)) for k in kinds if type(k) is type]
 

@@ -189,13 +189,9 @@ def _normalise_graphs(
 def _run_with_noise(
     net: Module, inputs: Inputs, data: Data, num_trained: int
 ) -> tuple[dict[Tensor, Tensor], list[list[Any]]]:
-    """Return parameters with noise, and what a module returns with them, as :func:`_check_noise`.
+    """Return parameters with noise, and what a module returns with them.
 
-    Args:
-        net: The module.
-        inputs: Its arguments.
-        data: A small graph.
-        num_trained: How many of :data:`NUMBERS` it is run with after evaluation.
+    First in evaluation, and then with so many of :data:`NUMBERS` in training.
     """
     noisy: dict[Tensor, Tensor] = {
         weight: with_noise(weight.detach()) for weight in net.parameters()
@@ -215,13 +211,8 @@ def _check_noise(
 ) -> None:  # fmt: skip
     """Refuse a module whose graph has numbers of its parameters, which training changes.
 
-    Args:
-        name: The name of the module.
-        graph: The traced graph.
-        outputs: Its outputs.
-        run: Runs it in evaluation, ``None``, or with each random number in training.
-        noisy: Parameters with noise.
-        expected: What the module returns with them.
+    ``run`` runs the graph in evaluation, ``None``, or with a random number in training; and
+    ``expected`` is what the module returns with the parameters ``noisy``.
     """
     for number, values in zip((None, *NUMBERS), expected, strict=False):
         with given_parameters(noisy):

@@ -86,6 +86,7 @@ def keep_generators(net: Module) -> Iterator[None]:
     devices = {p.device.index for p in net.parameters() if p.device.type == "cuda"}
     with contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
+        random.seed()  # PyG draws names of copies of its Sequential, which mustn't come again.
         stack.callback(np.random.set_state, np.random.get_state())
         stack.enter_context(torch.random.fork_rng(devices=sorted(devices)))
         yield

@@ -201,7 +201,8 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     Raises:
         ValueError: If the graph lacks one, or a name can't be used.
     """
-    method = "forward" if has_forward(net) else "encode"
+    has_forward = type(net).forward is not Module.forward or "forward" in vars(net)
+    method = "forward" if has_forward else "encode"
     wanted = parameters(net, method)
     features = ""
     if graph := graph_parameter(wanted, data):
@@ -279,11 +280,6 @@ def make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
         )
     none = torch.empty(2, 0, dtype=torch.int64)
     return Data(x=torch.empty(1, width).expand(num_nodes, width), edge_index=none)
-
-
-def has_forward(net: Module) -> bool:
-    """Return whether a module has a ``forward`` of its own."""
-    return type(net).forward is not Module.forward or "forward" in vars(net)
 
 
 def copy_with_noise(net: Module, emptied: dict[str, Any]) -> Module:

@@ -72,7 +72,7 @@ def _copy_contents(
     """Copy tensors, and containers with what is in them; if they are shared, small ones alone."""
     if are_shared:
         return [
-            (key, value, _copy(value)) for key, value in values.items()
+            (key, value, _copy(value)) for key, value in list(values.items())
             if type(value) in (dict, list, set) and len(value) < MOST_SHARED
         ]  # fmt: skip
     found: list[tuple[str, Any, tuple[Any, int]]] = []

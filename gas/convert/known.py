@@ -122,7 +122,7 @@ class KnownValues:
             if node.op == "placeholder":
                 self._values[node] = [given[str(node.target)] for given in self._samples]
             elif node.op == "get_attr":
-                self._values[node] = [_attribute(self.root, str(node.target))]
+                self._values[node] = [operator.attrgetter(str(node.target))(self.root)]
                 self._values[node] *= len(self._samples)
             elif all(argument in self._values for argument in node.all_input_nodes):
                 self._values[node] = [
@@ -174,10 +174,8 @@ class KnownValues:
 
     def fixed(self, node: Node) -> Any:
         """Return a value that follows from shapes alone, the same on each graph, or ``None``."""
-        return self._values[node][0] if self._is_fixed(node, set()) else None
-
-    def _is_fixed(self, node: Node, seen: set[Node]) -> bool:
-        return self._follows_from_shapes(node, seen) and not self._varies(node)
+        is_fixed = self._follows_from_shapes(node, set()) and not self._varies(node)
+        return self._values[node][0] if is_fixed else None
 
     def _varies(self, node: Node) -> bool:
         first, *rest = self._values[node]
@@ -265,12 +263,6 @@ def _has_tensor(value: Any) -> bool:
 def _has_ids(value: Any) -> bool:
     leaves = tree_leaves(value)
     return any(isinstance(leaf, Tensor) and leaf.dtype == torch.long for leaf in leaves)
-
-
-def _attribute(module: Any, target: str) -> Any:
-    for name in target.split("."):
-        module = getattr(module, name)
-    return module
 
 
 def evaluate_node(
