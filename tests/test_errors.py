@@ -66,7 +66,6 @@ UNREACHED = [
     ),
     ("cli/settings.py", "warn('Settings.but", "of a name that goes away in version 0.3"),
     ("contrib/simulation/machine.py", "warn('Machine.measured", "of such a name, too"),
-    ("contrib/simulation/partition.py", "warn('PartitionStatistics.scaled", "of such a name, too"),
     (
         "scalable/distributed/exchange.py",
         "raise ValueError(str(error))",

@@ -101,7 +101,7 @@ class Augmentation(Resumable, BaseTransform):
         Raises:
             ValueError: If a mask is that of another graph, or drops every node.
         """
-        self._move(self._read(edge_mask, node_mask))
+        self._set_state(self._read_masks(edge_mask, node_mask))
         self._previous = self._current
 
     def _keep_all(self) -> GraphState:
@@ -111,7 +111,7 @@ class Augmentation(Resumable, BaseTransform):
         nodes = torch.ones(self.units.num_nodes, dtype=torch.bool, device=device)
         return GraphState(self.units, edges, nodes)
 
-    def _read(self, edge_mask: Tensor | None, node_mask: Tensor | None) -> GraphState:
+    def _read_masks(self, edge_mask: Tensor | None, node_mask: Tensor | None) -> GraphState:
         """Check masks that the user gives."""
         view = self._keep_all()
         edges = view.edges if edge_mask is None else self.units.gather(edge_mask)
@@ -127,7 +127,7 @@ class Augmentation(Resumable, BaseTransform):
             nodes = node_mask.clone()
         return GraphState(self.units, edges, nodes)
 
-    def _move(self, view: GraphState) -> None:
+    def _set_state(self, view: GraphState) -> None:
         """Set the current state."""
         self._current = view
 
@@ -232,7 +232,7 @@ class Augmentation(Resumable, BaseTransform):
         }
 
     def _load(self, state: dict[str, Tensor]) -> None:
-        self._move(GraphState(self.units, state["edges"].clone(), state["nodes"].clone()))
+        self._set_state(GraphState(self.units, state["edges"].clone(), state["nodes"].clone()))
         before = state["previous_edges"].clone(), state["previous_nodes"].clone()
         self._previous = GraphState(self.units, *before)
         self.generator.set_state(state["generator"])

@@ -10,28 +10,25 @@ from typing import Any
 
 def check_fraction(**options: float) -> None:
     """Refuse values outside of ``[0, 1]``."""
-    for name, value in options.items():
-        _check(name, value, lambda v: 0.0 <= v <= 1.0, "a number in [0, 1]")
+    _check(options, lambda v: 0.0 <= v <= 1.0, "a number in [0, 1]")
 
 
 def check_probability(**options: float) -> None:
     """Refuse values outside of ``[0, 1]``, in the words of a probability."""
-    for name, value in options.items():
-        _check(name, value, lambda v: 0.0 <= v <= 1.0, "a probability in [0, 1]")
+    _check(options, lambda v: 0.0 <= v <= 1.0, "a probability in [0, 1]")
 
 
 def check_not_negative(**options: float) -> None:
     """Refuse negative, infinite and NaN values."""
-    for name, value in options.items():
-        _check(name, value, lambda v: 0.0 <= v < math.inf, "a finite number of at least 0")
+    _check(options, lambda v: 0.0 <= v < math.inf, "a finite number of at least 0")
 
 
 def check_positive(**options: float) -> None:
     """Refuse values that aren't positive and finite."""
+    _check(options, lambda v: 0.0 < v < math.inf, "a finite number above 0")
+
+
+def _check(options: dict[str, Any], fits: Callable[[Any], bool], wanted: str) -> None:
     for name, value in options.items():
-        _check(name, value, lambda v: 0.0 < v < math.inf, "a finite number above 0")
-
-
-def _check(name: str, value: object, fits: Callable[[Any], bool], wanted: str) -> None:
-    if not isinstance(value, numbers.Real) or not fits(value):
-        raise ValueError(f"'{name}' is {value!r}, expected {wanted}")
+        if not isinstance(value, numbers.Real) or not fits(value):
+            raise ValueError(f"'{name}' is {value!r}, expected {wanted}")

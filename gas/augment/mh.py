@@ -20,9 +20,8 @@ from gas.augment.checks import (
     check_positive,
     check_probability,
 )
-from gas.augment.proposal import PROPOSALS, log_choose
+from gas.augment.distributions import PROPOSALS, Target, log_choose
 from gas.augment.statistics import Statistics, Tally
-from gas.augment.target import Target
 from gas.augment.units import GraphState
 from gas.native import check_integer, on_host, subset
 
@@ -172,7 +171,7 @@ class MHAug(Augmentation):
         self._log_scale = self._size.new_zeros(())  # The adapted factor of sigma_delta.
         self._time = 0  # The number of transitions, including the burn-in.
         self._tally = Tally(self.units)
-        self._move(self._current)
+        self._set_state(self._current)
 
     # The target -----------------------------------------------------------------------------------
 
@@ -187,7 +186,7 @@ class MHAug(Augmentation):
 
     def delta(self, edge_mask: Tensor, node_mask: Tensor) -> Tensor:
         """Return the changes of each node's ego-graph, by edges and nodes, of shape ``[N, 2]``."""
-        return self._target.delta(self._read(edge_mask, node_mask))
+        return self._target.delta(self._read_masks(edge_mask, node_mask))
 
     def log_prob(self, edge_mask: Tensor, node_mask: Tensor) -> Tensor:
         """Compute the target's ``log P`` of a state, up to a constant, of shape ``[]``, float64.
@@ -199,7 +198,7 @@ class MHAug(Augmentation):
         Raises:
             ValueError: If a mask is that of another graph, or drops every node.
         """
-        view = self._read(edge_mask, node_mask)
+        view = self._read_masks(edge_mask, node_mask)
         return self._state_of(view, _count_dropped(view)).log_p
 
     def update_entropy(self, logits: Tensor, n_id: Tensor | None = None) -> None:
@@ -333,7 +332,7 @@ class MHAug(Augmentation):
         super().run(num_steps)
         self._tally.warn_if_stuck()
 
-    def _move(self, view: GraphState) -> None:
+    def _set_state(self, view: GraphState) -> None:
         self._current = view
         self._state = self._state_of(view, _count_dropped(view))
         self._fingerprint = self._tally.visited.fingerprint(view.edges, view.node_mask)

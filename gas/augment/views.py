@@ -100,7 +100,13 @@ class Views:
         transform: Callable[[Data], Data] | None = None,
     ) -> None:
         if isinstance(augmentation, type) or not hasattr(augmentation, "states"):
-            raise _augmentation_error(augmentation)
+            what = f"a {type(augmentation).__name__}"
+            if isinstance(augmentation, type):
+                what = f"the class {augmentation.__name__}"
+            raise ValueError(
+                f"'augmentation' is {what}, expected one of gas.augment, built on the graph, such "
+                "as gas.MHAug(data, ...)"
+            )
         augmentation.check(data)
         _check_not_normalised(data, transform is not None)
         self.augmentation = augmentation
@@ -267,14 +273,6 @@ def _check_not_normalised(data: Data, transformed: bool) -> None:
             "views follow from their own degrees; pass the graph as it was before, build the "
             "augmentation on that, and pass the normalisation as 'graph_transform'"
         )
-
-
-def _augmentation_error(given: object) -> ValueError:
-    what = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
-    return ValueError(
-        f"'augmentation' is {what}, expected one of gas.augment, built on the graph, such as "
-        "gas.MHAug(data, ...)"
-    )
 
 
 def _transform_error(transform: object, reason: str) -> ValueError:

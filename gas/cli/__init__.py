@@ -5,13 +5,7 @@ from gas.cli.choices import MODELS
 from gas.cli.command import main as train
 from gas.cli.commands import main
 from gas.cli.experiment import Experiment
-from gas.cli.report import (
-    machine,
-    metrics,
-    peak_rss_bytes,
-    reset_peak_rss,
-    summary,
-)
+from gas.cli.report import machine, metrics, peak_rss_bytes, reset_peak_rss, summary
 from gas.cli.results import write_results
 from gas.cli.runs import SavedRun, load_run
 from gas.cli.settings import Settings

@@ -17,13 +17,9 @@ from gas.training import MemoryAccount, Run, batch_bytes, release_freed_memory
 
 
 def measure_memory(
-    experiment: Setup,
-    model: ScalableGNN,
-    evaluator: ScalableGNN,
-    optimizer: torch.optim.Optimizer,
-    libraries: int,
-    run: Run,
-) -> MemoryAccount:
+    experiment: Setup, model: ScalableGNN, evaluator: ScalableGNN, optimizer: torch.optim.Optimizer,
+    libraries: int, run: Run,
+) -> MemoryAccount:  # fmt: skip
     """Measure the memory of an experiment in training, at the end of its largest batch.
 
     Args:

@@ -18,6 +18,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.cli.choices import MODELS
+from gas.cli.command import Signals
 from gas.cli.graphs import model_arguments
 from gas.cli.settings import Settings
 from gas.graph import with_edge_index
@@ -60,6 +61,7 @@ class Bench:
         settings: The settings of the model, of Adam and of gradient clipping.
         memory: The memory limit of the process; see :func:`gas.plan`. (default: what is free)
         log: Report progress on standard error. (default: ``True``)
+        signals: The handler of signals, which is checked after each step. (default: a new one)
 
     Raises:
         MemoryError: If nothing fits.
@@ -67,16 +69,11 @@ class Bench:
     """
 
     def __init__(
-        self,
-        data: Data,
-        out_channels: int,
-        model: str,
-        settings: Settings,
-        memory: str | None = None,
-        log: bool = True,
-    ) -> None:
+        self, data: Data, out_channels: int, model: str, settings: Settings,
+        memory: str | None = None, log: bool = True, signals: Signals | None = None,
+    ) -> None:  # fmt: skip
         self.data, self.settings, self.log = data, settings, log
-        self.interrupted = False  # By Ctrl-C, while epochs were measured.
+        self.signals = Signals() if signals is None else signals
         self._make: Callable[..., gas.models.LayeredGNN] = partial(
             MODELS[model], in_channels=data.x.size(1), out_channels=out_channels,
             **model_arguments(settings.architecture, data),
@@ -114,7 +111,11 @@ class Bench:
     def summary(self) -> dict[str, Any]:
         """Return what was chosen, for JSON."""
         chosen = None if self.chosen is None else vars(self.chosen)
-        return {"memory": self.plan.memory, "chosen": chosen, "interrupted": self.interrupted}
+        return {
+            "memory": self.plan.memory,
+            "chosen": chosen,
+            "interrupted": bool(self.signals.received),
+        }
 
     def measure(self, repeats: int) -> dict[str, Measured]:
         """Train for so many epochs in each way, in turn, and return what was measured.
@@ -130,7 +131,8 @@ class Bench:
             try:
                 self._measure(repeats, models, found)
             except KeyboardInterrupt:
-                self.interrupted = True
+                if not self.signals.received:
+                    raise
         return found
 
     def _measure(
@@ -184,7 +186,7 @@ class Bench:
         settings = self.settings
         groups = model.param_groups(settings.reg_weight_decay, settings.nonreg_weight_decay)
         optimizer = torch.optim.Adam(groups, lr=settings.lr, fused=True)
-        options["grad_norm"] = settings.grad_norm
+        options |= {"grad_norm": settings.grad_norm, "on_step": self.signals.check}
         return Contender(model, steps, partial(train_epoch, model, batches, optimizer, **options))
 
     def _make_full_batch(self, models: contextlib.ExitStack) -> Contender:

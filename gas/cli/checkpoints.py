@@ -77,16 +77,9 @@ class Checkpoints:
         self._saved: tuple[int, int] | None = None  # Epochs and steps of the last checkpoint.
 
     def start(
-        self,
-        model: gas.ScalableGNN,
-        optimizer: Any,
-        loader: Any,
-        run: Run,
-        progress: Progress,
-        about: dict[str, Any],
-        perm: Tensor | None = None,
-        average: AveragedWeights | None = None,
-    ) -> None:
+        self, model: gas.ScalableGNN, optimizer: Any, loader: Any, run: Run, progress: Progress,
+        about: dict[str, Any], perm: Tensor | None = None, average: AveragedWeights | None = None,
+    ) -> None:  # fmt: skip
         """Register the parts of the training, and load the newest checkpoint to resume from it.
 
         Raises:

@@ -45,11 +45,9 @@ def check_labels(data: Data) -> None:
     y, mask = data.get("y"), data.get("train_mask")
     if y is None:
         raise ValueError("'data' has no 'y': expected classes [N], labels [N, C] or real numbers")
-    if y.dim() != 2 or is_real(y):
-        return
     known = known_target_mask(y)
     wrong = known & (y != 0) & (y != 1)
-    if bool(wrong.any()):
+    if y.dim() == 2 and not is_real(y) and bool(wrong.any()):
         raise ValueError(
             f"'data.y' has shape {list(y.shape)} and holds {float(y[wrong].max()):g}, expected 0 "
             "and 1 for several labels, or real numbers of shape [N]"
@@ -57,28 +55,28 @@ def check_labels(data: Data) -> None:
     if mask is None:
         return
     trained = mask.bool().view(mask.size(0), -1).any(dim=1)
-    unknown = int((trained & ~known.all(dim=1)).sum())
+    unknown = int((trained & ~known.view(known.size(0), -1).all(dim=1)).sum())
     if unknown:
         raise ValueError(
-            f"'train_mask' holds {unknown} nodes with a label that is unknown (NaN or negative), "
-            "expected all labels of a node that is trained on: leave these nodes out of it"
+            f"'train_mask' holds {unknown} nodes with a target that is unknown (NaN or negative), "
+            "expected all targets of a node that is trained on: leave these nodes out of it"
         )
 
 
-def check_splits(data: Data) -> None:
+def check_splits(data: Data, name: str = "data") -> None:
     """Refuse a graph without masks of training, validation and test nodes."""
-    for name in ("train_mask", "val_mask", "test_mask"):
-        if data.get(name) is None:
-            raise ValueError(f"'data' has no {name!r}, by which models are trained and scored")
+    for key in ("train_mask", "val_mask", "test_mask"):
+        if data.get(key) is None:
+            raise ValueError(
+                f"{name!r} has no {key!r}, by which models are trained and scored: set it, such as "
+                "by PyG's RandomNodeSplit"
+            )
 
 
 def check_predictable(
-    memory: int | str,
-    full_batch: bool,
-    memory_budget: int | None,
-    is_augmented: bool,
+    memory: int | str, full_batch: bool, memory_budget: int | None, is_augmented: bool,
     inductive: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Refuse ``memory`` with options that :func:`gas.plan` can't predict."""
     for name, given, why in (
         ("full_batch", full_batch, "has no mini-batches to choose"),

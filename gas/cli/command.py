@@ -33,9 +33,7 @@ from gas.training import MetricLogger, Run
 
 
 def main(
-    files: str | Path | None = None,
-    arguments: Sequence[str] | None = None,
-    prog: str | None = None,
+    files: str | Path | None = None, arguments: Sequence[str] | None = None, prog: str | None = None
 ) -> None:
     """Run ``gas train``, and exit if it fails.
 
@@ -78,7 +76,7 @@ def run(args: Options, signals: Signals) -> None:
     if (args.checkpoint_every is not None or args.resume) and not is_refusable:
         args.write(kept)
 
-    training = Training(args, experiment)
+    training = Training(args, experiment, signals)
     runs = training.run()
     signals.wait = True
     failed = training.failed
@@ -95,7 +93,7 @@ def prepare(args: Options) -> Experiment:
     """Make the experiment, and check before training what could fail after it."""
     experiment = make_experiment(args)
     if experiment.plan is not None:
-        print(f"{experiment.plan}\n")
+        print(f"{explain_error(str(experiment.plan))}\n")
     print(experiment.graph.shown)
     if args.verify:
         found = experiment.verify()
@@ -114,10 +112,11 @@ class Training:
     Args:
         args: The command line.
         experiment: What is run.
+        signals: The handler of signals, which is checked after each epoch.
     """
 
-    def __init__(self, args: Options, experiment: Experiment) -> None:
-        self.args, self.experiment = args, experiment
+    def __init__(self, args: Options, experiment: Experiment, signals: Signals) -> None:
+        self.args, self.experiment, self.signals = args, experiment, signals
         self.failed: list[dict[str, Any]] = []
         self._runs: list[Run] = []
         self._spare: list[Run] = []  # The first that diverged behind an epoch worth keeping.
@@ -136,6 +135,7 @@ class Training:
 
             def on_epoch(run: Run) -> None:
                 best = run.best_epoch
+                self.signals.check()
                 lines.done = sum(map(len, self._runs)) + len(run)
                 lines.note = (
                     f"loss {run.loss[-1]:.3f}, val {100 * run.val_acc[best]:.2f}, "
@@ -213,6 +213,11 @@ class Signals:
         if not self.wait:
             raise KeyboardInterrupt
 
+    def check(self) -> None:
+        """Interrupt again: Python drops what a handler raises in a callback of a weak reference."""
+        if self.received:
+            raise KeyboardInterrupt
+
     @contextlib.contextmanager
     def handle(self) -> Iterator[None]:
         """Handle signals in this context, and end the program afterwards if there was one."""
@@ -230,12 +235,9 @@ class Signals:
 
 
 def report(
-    args: Options,
-    experiment: Experiment,
-    runs: list[Run],
-    failed: list[dict[str, Any]],
+    args: Options, experiment: Experiment, runs: list[Run], failed: list[dict[str, Any]],
     interrupted: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Write the files and print the summary."""
     settings = experiment.settings
     how = "full batch" if args.full_batch else f"{settings.num_parts} parts"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import dataclasses
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any, get_type_hints
 
 from torch_geometric.data import Data
 
@@ -18,7 +19,7 @@ from gas.cli import command, html
 from gas.cli.bench import Bench, show, summarise
 from gas.cli.choices import MODELS
 from gas.cli.doctor import examine, print_findings
-from gas.cli.graphs import check_folder_fits, model_arguments
+from gas.cli.graphs import check_folder_fits, model_arguments, warn_of_one_way_edges
 from gas.cli.options import explain_error, print_warnings_as_lines
 from gas.cli.parser import MISSING, MODEL_NAMES
 from gas.cli.report import describe_machine, machine
@@ -29,7 +30,8 @@ from gas.datasets import import_graph
 from gas.native import check_integer, replace_file, write_json
 
 # Names of arguments that are options of the commands below.
-OPTIONS = ("memory", "num_parts", "batch_size", "num_layers", "columns", "undirected", "ids")
+OPTIONS = ("memory", "num_parts", "batch_size", "num_layers", "columns", "undirected", "ids",
+           "method", "dtype")  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -60,6 +62,7 @@ def _call(given: list[str]) -> None:
     import tyro
 
     name = given[0] if given else ""
+    _name_arguments(tyro.conf.arg)
     print_warnings_as_lines(OPTIONS)
     try:
         tyro.extras.subcommand_cli_from_dict(
@@ -70,7 +73,8 @@ def _call(given: list[str]) -> None:
             config=(tyro.conf.DisallowNone, tyro.conf.OmitArgPrefixes),
         )
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        sys.exit(f"gas {name}: error: {explain_error(error, OPTIONS)}")
+        text = explain_error(error, OPTIONS).replace("'dataset'", "'graph'")  # As help calls it.
+        sys.exit(f"gas {name}: error: {text}")
 
 
 def train() -> None:
@@ -99,10 +103,11 @@ def import_tables(
         dtype: The type of stored features, such as bfloat16 or int8.
         memory: The memory for reading and sorting.
     """
-    names = _split_columns(columns)
-    print(
-        import_graph(source, out, undirected=undirected, columns=names, dtype=dtype, memory=memory)
-    )
+    options: dict[str, Any] = {"columns": _split_columns(columns), "dtype": dtype}
+    found = import_graph(source, out, undirected=undirected, memory=memory, **options)
+    print(found)
+    if not undirected:
+        warn_of_one_way_edges(found)
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,7 @@ def plan(graph: str, /, workload: Workload = Workload()) -> None:
     model = MODELS[workload.model](
         data.num_nodes, data.num_features, out_channels=out_channels, **arguments
     )
-    print(gas.plan(data, model, workload.memory))
+    print(explain_error(str(gas.plan(data, model, workload.memory)), OPTIONS))
 
 
 def bench(
@@ -200,24 +205,26 @@ def bench(
     """
     check_integer("--repeats", repeats, 1)
     shape, model = {"num_parts": num_parts, "batch_size": batch_size}, workload.model
-    data, out_channels, settings = workload.open(graph, "gas bench", **shape)
-    found = Bench(data, out_channels, model, settings, workload.memory)
-    measured, described = summarise(found.measure(repeats)), machine()
-    print(f"{model} {dict(settings.architecture)} on {graph}: {data.num_nodes:,} nodes, ", end="")
-    print(f"{data.num_edges:,} edges; {describe_machine(described)}\n\n{found}\n\n{show(measured)}")
-    if json is not None:
-        about = {"graph": graph, "model": model, "settings": dataclasses.asdict(settings)}
-        write_json(json, {**about, **found.summary(), **measured, "machine": described})
-    if found.interrupted:
-        print("Interrupted: these are the epochs that ended before.", file=sys.stderr)
-        sys.exit(130)
+    signals = command.Signals()
+    with signals.handle():
+        data, out_channels, settings = workload.open(graph, "gas bench", **shape)
+        found = Bench(data, out_channels, model, settings, workload.memory, signals=signals)
+        measured, described = summarise(found.measure(repeats)), machine()
+        about = f"{model} {dict(settings.architecture)} on {graph}: {data.num_nodes:,} nodes, "
+        about += f"{data.num_edges:,} edges; {describe_machine(described)}"
+        print(about, found, show(measured), sep="\n\n")
+        if json is not None:
+            words = {"graph": graph, "model": model, "settings": dataclasses.asdict(settings)}
+            write_json(json, {**words, **found.summary(), **measured, "machine": described})
+        if signals.received:
+            print("Interrupted: these are the epochs that ended before.", file=sys.stderr)
 
 
 def predict(
     run: Path,
     /,
     graph: str | None = None,
-    ids: tuple[str, ...] = (),
+    ids: tuple[str, ...] | None = None,
     out: Path | None = None,
 ) -> None:
     """Predict nodes with the model of a run, and write or print a table.
@@ -230,7 +237,9 @@ def predict(
     """
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise ValueError(f"--out is {out}, expected a file that ends in .csv or .parquet")
-    columns = load_run(run).predict(graph, ids or None)
+    if ids == ():
+        raise ValueError("'ids' is empty, expected ids of nodes: leave it out to predict all nodes")
+    columns = load_run(run).predict(graph, ids)
     if out is None:
         _write_csv(columns, sys.stdout)
         return
@@ -282,6 +291,17 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "report": report,
     "doctor": doctor,
 }
+
+
+def _name_arguments(arg: Callable[..., Any]) -> None:
+    """Name arguments in the help of tyro, which else shows types such as STR."""
+    for function in COMMANDS.values():
+        for name, each in inspect.signature(function).parameters.items():
+            shown = name.upper() if each.default is each.empty else f"[{name.upper()}]"
+            if each.kind is each.POSITIONAL_ONLY or name == "ids":
+                shown = "ID [ID ...]" if name == "ids" else shown
+                hint = get_type_hints(function)[name]
+                function.__annotations__[name] = Annotated[hint, arg(metavar=shown)]
 
 
 def _split_columns(columns: Sequence[str]) -> dict[str, str]:

@@ -131,7 +131,7 @@ class Experiment(Setup):
                 about = describe_run(self, seed, split)
                 self._run(model, evaluator, split, on_epoch, keep, run, checkpoints, about, peak)
             finally:
-                _record_peaks(run, peak)
+                record_peaks(run, peak)
                 if not self.full_batch:
                     run.history_bytes = sum(history.store.nbytes for history in model.histories)
         return run
@@ -142,17 +142,10 @@ class Experiment(Setup):
         return self.eval_graph is self.graph and self.refresh != "none"
 
     def _run(
-        self,
-        model: gas.models.LayeredGNN,
-        evaluator: gas.ScalableGNN,
-        split: int,
-        on_epoch: Callable[[Run], None] | None,
-        keep: bool,
-        run: Run,
-        checkpoints: Checkpoints | None,
-        about: dict[str, Any],
-        peak: PeakMemory,
-    ) -> None:
+        self, model: gas.models.LayeredGNN, evaluator: gas.ScalableGNN, split: int,
+        on_epoch: Callable[[Run], None] | None, keep: bool, run: Run,
+        checkpoints: Checkpoints | None, about: dict[str, Any], peak: PeakMemory,
+    ) -> None:  # fmt: skip
         settings, graph, progress = self.settings, self.graph, Progress()
         optimizer = self._make_optimizer(model)
         self._pack(model)
@@ -196,7 +189,7 @@ class Experiment(Setup):
         finally:
             if isinstance(augmentation, gas.MHAug):
                 run.chain = augmentation.statistics()._asdict()
-        _record_peaks(run, peak)  # Before more is computed to measure memory and time.
+        record_peaks(run, peak)  # Before more is computed to measure memory and time.
         if self.libraries is not None:
             run.memory = measure_memory(self, model, evaluator, optimizer, self.libraries, run)
         if keep:
@@ -334,7 +327,7 @@ class Experiment(Setup):
         return out
 
 
-def _record_peaks(run: Run, peak: PeakMemory) -> None:
+def record_peaks(run: Run, peak: PeakMemory) -> None:
     """Write the peaks of memory into a run, unless it has them already."""
     if not run.peak_rss_bytes:
         peak.sample()

@@ -25,7 +25,7 @@ from gas import (
 from gas.cli.settings import Settings
 from gas.graph import is_graph_folder, remove_edges, select_rows, with_edge_index
 from gas.history import is_encoded
-from gas.native import free_memory, human, is_sparse
+from gas.native import free_memory, human, is_sparse, warn
 from gas.training import FullBatch
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 PARTS = "graph"  # The graph folder of a run.
+MOST_COUNTED = 2**22  # Edges whose reverses are looked for, in 300 MB.
 
 
 class Graph(NamedTuple):
@@ -71,20 +72,10 @@ def check_folder_fits(path: str | Path, reader: str) -> None:
 
 
 def prepare_graph(
-    data: Data,
-    modes: set[str],
-    *,
-    cls: type[LayeredGNN],
-    settings: Settings,
-    full_batch: bool,
-    layout: str,
-    partition: str,
-    keep_edges: bool,
-    keep_raw: bool,
-    device: torch.device | str,
-    log: bool,
-    folder: Path | None = None,
-) -> Graph:
+    data: Data, modes: set[str], *, cls: type[LayeredGNN], settings: Settings, full_batch: bool,
+    layout: str, partition: str, keep_edges: bool, keep_raw: bool, device: torch.device | str,
+    log: bool, folder: Path | None = None,
+) -> Graph:  # fmt: skip
     """Partition a graph, and prepare it for training and evaluation.
 
     ``modes`` are those of evaluation and refresh, ``"full"`` and ``"layerwise"``; ``keep_raw``
@@ -124,6 +115,23 @@ def prepare_graph(
         data = remove_edges(data) if loader is None else loader.data
     raw_if_used = raw if keep_raw else None
     return Graph(perm, raw_if_used, data, loader, inference, whole, arguments, shown, parts)
+
+
+def warn_of_one_way_edges(data: Data) -> None:
+    """Warn of edges without a reverse in a mapped graph; of a large one, the first nodes count."""
+    crow, num_nodes = data.adj_t.crow_indices(), int(data.num_nodes or 0)
+    seen = int((crow <= MOST_COUNTED).sum()) - 1
+    rows = torch.arange(seen).repeat_interleave(crow[: seen + 1].diff())
+    cols = data.adj_t.col_indices()[: rows.numel()].long()
+    is_counted = (cols < seen) & (rows != cols)
+    rows, cols = rows[is_counted], cols[is_counted]
+    lacks = int((~torch.isin(cols * num_nodes + rows, rows * num_nodes + cols)).sum())
+    if lacks:
+        among = f" between the first {seen:,} nodes" if seen < num_nodes else ""
+        warn(
+            f"{lacks:,} of {rows.numel():,} edges{among} lack a reverse, and messages go from "
+            "source to target alone: undirected=True adds the reverses"
+        )
 
 
 def model_arguments(architecture: Mapping[str, Any], data: Data) -> dict[str, Any]:

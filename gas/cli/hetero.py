@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,10 +17,11 @@ from torch_geometric.nn import HeteroConv, Linear, SAGEConv
 
 import gas
 from gas.cli.checkpoints import Checkpoints
-from gas.cli.experiment import Experiment
+from gas.cli.choices import check_splits
+from gas.cli.experiment import Experiment, record_peaks
 from gas.cli.graphs import Graph
 from gas.cli.parser import Options
-from gas.cli.settings import Settings
+from gas.cli.settings import ARCHITECTURES, Settings
 from gas.datasets import num_outputs
 from gas.native import PeakMemory
 from gas.training import Progress, Run, divergence_error, loss_of, run_epochs, split_mask
@@ -32,6 +34,12 @@ OPTIONS = (
     "runs", "patience", "tensorboard", "evaluate_every", "verify",
 )  # fmt: skip
 SHAPE = ("hidden_channels", "num_layers", "dropout")
+# Options of HeteroExperiment, and settings that it doesn't have.
+SUPPORTED = (
+    "partition", "evaluate_every", "patience", "device", "check", "log", "store", "dtype", "path",
+    "io",
+)  # fmt: skip
+LACKING = ("reg_weight_decay", "nonreg_weight_decay", "edge_dropout", "max_steps", "inductive")
 
 
 class HeteroSAGE(torch.nn.Module):
@@ -47,14 +55,9 @@ class HeteroSAGE(torch.nn.Module):
     """
 
     def __init__(
-        self,
-        data: HeteroData,
-        kind: str,
-        hidden_channels: int,
-        out_channels: int,
-        num_layers: int,
+        self, data: HeteroData, kind: str, hidden_channels: int, out_channels: int, num_layers: int,
         dropout: float = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.kind, self.dropout = kind, dropout
         widths = [data[name].x.size(1) for name in data.node_types]
@@ -90,19 +93,22 @@ class HeteroExperiment(Experiment):
         hetero_data: The graph; each type has features, and one has labels and masks.
         settings: The settings.
         seed: The seed of the partition. (default: ``0``)
-        **options: ``partition``, ``evaluate_every``, ``patience``, ``device``, ``check``,
+        **options: ``partition``, ``evaluate_every``, ``patience``, ``device``, ``check``, ``log``,
             ``store``, ``dtype``, ``path`` and ``io`` of :class:`gas.cli.Experiment`.
 
     Raises:
-        ValueError: If a type has no features, or not one type has labels.
+        ValueError: If a type has no features, not one type has labels, that type has no masks, or
+            an option or a setting has no effect.
     """
 
     def __init__(
         self, hetero_data: HeteroData, settings: Settings, seed: int = 0, **options: Any
     ) -> None:
+        _check_options(options, settings)
         self.node_type = _find_target_type(hetero_data)
         self.hetero_data, self._seed = copy.copy(hetero_data), seed
-        shape = {key: settings.architecture[key] for key in SHAPE}
+        architecture = {**ARCHITECTURES["sage"], **settings.architecture}
+        shape = {key: architecture[key] for key in SHAPE}
         without: dict[str, Any] = {"grad_norm": None, "correct_drift": False, "warm_up": 0}
         settings = dataclasses.replace(
             settings, architecture=shape, average_weights=False, **without
@@ -113,9 +119,9 @@ class HeteroExperiment(Experiment):
             if hasattr(hetero_data, key)
         }
         target = Data(**hetero_data[self.node_type].to_dict(), **named)
-        super().__init__(
-            target, num_outputs(target.y), "sage", settings, evaluation="layerwise", **options
-        )
+        check_splits(target, f"hetero_data[{self.node_type!r}]")
+        options["evaluation"] = "layerwise"
+        super().__init__(target, num_outputs(target.y), "sage", settings, **options)
 
     def _prepare(
         self, data: Data, inductive: bool, layout: str, partition: str
@@ -141,32 +147,31 @@ class HeteroExperiment(Experiment):
         )  # fmt: skip
 
     def _run(
-        self,
-        model: Any,
-        evaluator: Any,
-        split: int,
-        on_epoch: Callable[[Run], None] | None,
-        keep: bool,
-        run: Run,
-        checkpoints: Checkpoints | None,
-        about: dict[str, Any],
+        self, model: Any, evaluator: Any, split: int, on_epoch: Callable[[Run], None] | None,
+        keep: bool, run: Run, checkpoints: Checkpoints | None, about: dict[str, Any],
         peak: PeakMemory,
-    ) -> None:
-        loader, progress = self.graph.loader, Progress()
+    ) -> None:  # fmt: skip
+        loader: Any = self.graph.loader
+        progress = Progress()
         if split == 0 and self.log:
             print(model)
         optimizer = torch.optim.Adam(model.net.parameters(), self.settings.lr)
         model.refresh(loader)
 
-        def epoch() -> float:
-            number = progress.epoch or 1
-            return _train_epoch(model, loader, optimizer, str(self.node_type), number, split)
+        def epoch(
+            max_steps: int | None = None, progress: Progress = progress, on_step: None = None
+        ) -> float:
+            batches = itertools.islice(loader, max_steps)
+            return _train_epoch(model, batches, optimizer, str(self.node_type), progress, split)
 
         run_epochs(
             model, self.data, epoch, lambda model: model.predict(loader), self.settings.epochs,
             split, on_epoch, self.metric, self.patience, True, keep, run, progress,
             evaluate_every=self.evaluate_every,
         )  # fmt: skip
+        record_peaks(run, peak)
+        if keep:
+            self._measure_phases(model, epoch, len(run) * len(loader))
 
 
 def open_types(args: Options) -> HeteroData:
@@ -183,13 +188,9 @@ def open_types(args: Options) -> HeteroData:
 
 
 def make_model(
-    data: HeteroData,
-    node_type: str,
-    out_channels: int,
-    architecture: Mapping[str, Any],
-    device: torch.device | str = "cpu",
-    **histories: Any,
-) -> Any:
+    data: HeteroData, node_type: str, out_channels: int, architecture: Mapping[str, Any],
+    device: torch.device | str = "cpu", **histories: Any,
+) -> Any:  # fmt: skip
     """Convert a new :class:`HeteroSAGE` for a graph.
 
     Args:
@@ -204,8 +205,25 @@ def make_model(
     return gas.to_scalable(net, data, **histories)
 
 
+def _check_options(options: Mapping[str, Any], settings: Settings) -> None:
+    """Refuse options and settings that have no effect on a heterogeneous graph."""
+    usual: dict[str, Any] = {**vars(Settings()), "refresh": "layerwise", "evaluation": "layerwise"}
+    given = [*options.items(), *((name, getattr(settings, name)) for name in LACKING)]
+    for name, value in [*given, *settings.architecture.items()]:
+        has_effect = name in (*SUPPORTED, *SHAPE)
+        if not has_effect and value not in (None, False, usual.get(name)):
+            raise ValueError(
+                f"{name!r} is {value!r}, which has no effect on heterogeneous graphs: leave it out"
+            )
+
+
 def _find_target_type(data: HeteroData) -> str:
     """Return the node type to predict."""
+    if not isinstance(data, HeteroData):
+        raise ValueError(
+            f"'hetero_data' is a {type(data).__name__}, expected a HeteroData, such as that of "
+            "gas.open_graph(..., hetero=True)"
+        )
     for name in data.node_types:
         if "x" not in data[name]:
             raise ValueError(
@@ -223,12 +241,14 @@ def _find_target_type(data: HeteroData) -> str:
 
 
 def _train_epoch(
-    model: Any, loader: Any, optimizer: torch.optim.Optimizer, kind: str, epoch: int, split: int = 0
-) -> float:
+    model: Any, batches: Any, optimizer: torch.optim.Optimizer, kind: str, progress: Progress,
+    split: int = 0,
+) -> float:  # fmt: skip
     """Take a step for each mini-batch with training nodes, and return their mean loss."""
     model.train()
     total, count = 0.0, 0
-    for number, batch in enumerate(loader, 1):
+    for number, batch in enumerate(batches, 1):
+        progress.steps = number
         store = batch[kind]
         mask = split_mask(store.train_mask[: store.batch_size], split)
         size, y = int(mask.sum()), store.y[: store.batch_size]
@@ -239,7 +259,7 @@ def _train_epoch(
         loss = loss_of(out[rows.to(out.device)], y[rows.to(y.device)].to(out.device))
         value = loss.detach().item()
         if not math.isfinite(value):
-            raise divergence_error(epoch, number, value)
+            raise divergence_error(progress.epoch or 1, number, value)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -298,12 +298,8 @@ def _new_figure(along: str, is_whole: bool = True) -> tuple[Any, Any]:
 
 
 def _draw_curves(
-    title: str,
-    along: str,
-    curves: Mapping[str, Any],
-    num_colors: int = 0,
-    from_zero: bool = False,
-) -> Figure:
+    title: str, along: str, curves: Mapping[str, Any], num_colors: int = 0, from_zero: bool = False
+) -> Figure:  # fmt: skip
     """Draw curves; with ``num_colors``, later ones have the colors of the first, and dashes."""
     figure, axis = _new_figure(along, along == "epoch")
     for number, (name, (places, values)) in enumerate(curves.items()):

@@ -62,9 +62,7 @@ class UsageError(ValueError):
 
 
 def parse_args(
-    arguments: Sequence[str] | None = None,
-    prog: str | None = None,
-    files: str | Path | None = None,
+    arguments: Sequence[str] | None = None, prog: str | None = None, files: str | Path | None = None
 ) -> Options:
     """Parse the options of ``main``; refuse those without effect and an unusable output folder.
 
@@ -355,9 +353,10 @@ def explain_error(error: BaseException | str, names: Collection[str] = NAMES) ->
             return found[0]
         return option_name(name) if value in (None, "True") else f"{option_name(name)} {value}"
 
-    text = str(error).strip()
-    if isinstance(error, OSError) and error.errno and error.strerror == os.strerror(error.errno):
-        parts = (error.filename, error.strerror, _CURES.get(error.errno))
+    text = str(error).strip("\n").rstrip()
+    if isinstance(error, OSError) and error.errno:
+        is_plain = error.strerror == os.strerror(error.errno)  # Else it says what to do.
+        parts = (error.filename, error.strerror, is_plain and _CURES.get(error.errno))
         text = ": ".join(str(part) for part in parts if part)
     elif "can't allocate memory" in text:  # PyTorch's allocator raises a RuntimeError.
         return f"{text.splitlines()[0]}: {_NOT_ENOUGH_MEMORY}"

@@ -33,6 +33,7 @@ from gas.training import (
     Plan,
     activation_bytes,
     baseline,
+    check_metric,
     fits_one_batch,
     is_real,
     limit_freed_memory,
@@ -55,35 +56,16 @@ class Setup:
     """The type of nodes that is predicted, of a heterogeneous graph."""
 
     def __init__(
-        self,
-        data: Data,
-        out_channels: int,
-        model: str,
-        settings: Settings,
-        *,
-        full_batch: bool = False,
-        inductive: bool | None = None,
-        evaluation: str | None = None,
-        refresh: str | None = None,
-        layout: str | None = None,
-        partition: str = "metis",
-        prefetch: bool = False,
-        memory_budget: int | None = None,
-        memory: int | str | None = None,
-        micro_batches: int = 1,
-        pack: int | str | None = None,
-        augment: Callable[[Data], gas.augment.Augmentation] | None = None,
-        evaluate_every: int = 1,
-        patience: int | None = None,
-        keep_edges: bool = True,
-        check: bool = True,
-        libraries: int | None = None,
-        device: torch.device | str = "cpu",
-        log: bool = True,
-        training: dict[str, Any] | None = None,
-        folder: Path | None = None,
-        **histories: Any,
-    ) -> None:
+        self, data: Data, out_channels: int, model: str, settings: Settings, *,
+        full_batch: bool = False, inductive: bool | None = None, evaluation: str | None = None,
+        refresh: str | None = None, layout: str | None = None, partition: str = "metis",
+        prefetch: bool = False, memory_budget: int | None = None, memory: int | str | None = None,
+        micro_batches: int = 1, pack: int | str | None = None,
+        augment: Callable[[Data], gas.augment.Augmentation] | None = None, evaluate_every: int = 1,
+        patience: int | None = None, keep_edges: bool = True, check: bool = True,
+        libraries: int | None = None, device: torch.device | str = "cpu", log: bool = True,
+        training: dict[str, Any] | None = None, folder: Path | None = None, **histories: Any,
+    ) -> None:  # fmt: skip
         is_mapped = "adj_t" in data and "parts" in data  # From a graph folder.
         fits = not is_mapped and fits_one_batch(data.num_nodes, data.num_edges)
         evaluation = evaluation or ("full" if full_batch or fits else "layerwise")
@@ -115,14 +97,9 @@ class Setup:
         self.metric = settings.metric or metric_of(self.data.y)
 
     def _prepare_within(
-        self,
-        data: Data,
-        memory: int | str | None,
-        is_mapped: bool,
-        inductive: bool,
-        layout: str,
+        self, data: Data, memory: int | str | None, is_mapped: bool, inductive: bool, layout: str,
         partition: str,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Prepare the graph, with mini-batches and histories that fit the memory, if given."""
         prepare = partial(self._prepare, data, inductive, layout, partition)
         if memory is not None and not is_mapped:
@@ -167,6 +144,7 @@ class Setup:
         if check:
             check_data_features(data)
         check_labels(data)
+        check_metric(self.settings.metric, data.y, self.out_channels)
         check_parts(data)
         return data
 

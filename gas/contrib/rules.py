@@ -126,7 +126,9 @@ class RuleOversampling(gas.augment.Resumable):
         self._check_held_out()
         read = y[train_mask | held_out]
         if num_classes is None:
-            num_classes = 1 + max(int(read.max()), *(_last_class(rule.label) for rule in rules))
+            given = [rule.label for rule in rules]
+            last = [label if isinstance(label, int) else len(label) - 1 for label in given]
+            num_classes = 1 + max(int(read.max()), *last)
         if bool(((read < 0) | (read >= num_classes)).any()):
             raise ValueError(
                 f"'y' has the classes {int(read.min())} to {int(read.max())} where it is read, "
@@ -289,11 +291,6 @@ class RuleOversampling(gas.augment.Resumable):
             f"{self.__class__.__name__}(num_rules={len(self.labels)}, covered={covered}, "
             f"num_examples={self.num_examples})"
         )
-
-
-def _last_class(label: int | Sequence[float] | Tensor) -> int:
-    """Return the largest class of a rule's label."""
-    return label if isinstance(label, int) else len(label) - 1
 
 
 def _to_probabilities(

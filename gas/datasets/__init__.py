@@ -12,8 +12,7 @@ from gas.datasets.named import (
     undo_clustering,
 )
 from gas.datasets.opening import open_graph
-from gas.datasets.planted import planted_partition
-from gas.datasets.planted_disk import open_mapped, write_planted_partition
+from gas.datasets.planted import open_mapped, planted_partition, write_planted_partition
 from gas.datasets.stores import FolderStore
 
 __all__ = [

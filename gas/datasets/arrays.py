@@ -140,7 +140,7 @@ def to_targets(y: Tensor) -> Tensor:
         return y
     if y.dim() == 1 and y.is_floating_point() and bool((y != y.round()).any()):
         if bool(y.isinf().any()) or bool(y.isnan().all()):
-            raise not_finite_error()
+            raise _not_finite_error()
         return y.float()
     if y.dim() != 1 or bool((y < -1).any()):
         raise ValueError(
@@ -150,7 +150,7 @@ def to_targets(y: Tensor) -> Tensor:
     return y.long()
 
 
-def not_finite_error() -> ValueError:
+def _not_finite_error() -> ValueError:
     """Return the error of targets that aren't finite."""
     return ValueError("'y' holds a NaN or infinite value, expected classes or real numbers")
 
@@ -158,7 +158,7 @@ def not_finite_error() -> ValueError:
 def check_targets(y: Tensor) -> None:
     """Refuse real targets that are NaN."""
     if y.dim() == 1 and y.is_floating_point() and bool(y.isnan().any()):
-        raise not_finite_error()
+        raise _not_finite_error()
 
 
 def check_classes(y: Tensor) -> None:

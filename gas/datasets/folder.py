@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,11 +12,12 @@ from torch_geometric.data import Data
 
 from gas.datasets.arrays import bool_mask, load_array, tensor_of
 from gas.datasets.edges import EdgeStream, set_edges
-from gas.datasets.features import FeatureSource, find_features
 from gas.datasets.nodes import (
+    FeatureSource,
     NodeFile,
     Nodes,
     collect_nodes,
+    find_features,
     merge_files,
     read_id_list,
     read_nodes,
@@ -37,14 +37,6 @@ from gas.datasets.types import leave_out_names, place_types, read_names
 from gas.graph import is_graph_folder
 
 NODE_ROLES = ("node_id", "nodes", "x", "y", "node_type", "split")  # Roles of files about nodes.
-
-
-class NodeTable(NamedTuple):
-    """The nodes of a graph, a graph with their attributes, and the location of their features."""
-
-    nodes: Nodes
-    data: Data
-    features: FeatureSource | None
 
 
 def read_folder(path: Path, columns: Mapping[str, str]) -> Data:
@@ -88,8 +80,8 @@ def read_node_table(
     files: Mapping[str, Path],
     columns: Mapping[str, str],
     edge_ids: Callable[[], Iterable[np.ndarray]],
-) -> NodeTable:
-    """Read the nodes and their attributes, except dense features.
+) -> tuple[Nodes, Data, FeatureSource | None]:
+    """Read the nodes, a graph with their attributes, and where their dense features are.
 
     Args:
         path: The folder.
@@ -116,7 +108,7 @@ def read_node_table(
         listed = read_names(names)
         places = place_types(data.node_type_names, listed, names)
         data.node_type, data.node_type_names = torch.from_numpy(places)[data.node_type], listed
-    return NodeTable(nodes, data, find_features(read, nodes, "x" in data))
+    return nodes, data, find_features(read, nodes, "x" in data)
 
 
 def check_columns(columns: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
-from gas.graph import is_node_list
+from gas.graph import check_ids, is_node_list
 
 NUM_SPLITS = 20  # The number of random splits of a graph without one, up to
 MOST_SPLIT_NODES = 100_000  # so many nodes; larger graphs get one.
@@ -62,7 +62,8 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
         if is_node_list(key, value) and key.split("_")[0] in PARTS:
             part = f"{PARTS[key.split('_')[0]]}_mask"
             if part not in data:
-                data[part] = index2mask(_check_ids(key, value, data.num_nodes), data.num_nodes)
+                check_ids(value, data.num_nodes, key)
+                data[part] = index2mask(value.long(), data.num_nodes)
     given = [key for key in MASKS if key in data]
     if given:
         for key in MASKS:
@@ -111,15 +112,6 @@ def select_split(data: Data, split: int) -> None:
         data[key] = data[key][:, split if data[key].size(1) > 1 else 0]
     if several and "split" in data:
         data.split = f"{data.split}; the masks are those of number {split}"
-
-
-def _check_ids(key: str, ids: Tensor, num_nodes: int) -> Tensor:
-    """Refuse ids that aren't nodes; return them as int64."""
-    ids = ids.long()
-    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= num_nodes):
-        wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-        raise ValueError(f"'{key}' holds the node {wrong}, expected ids in [0, {num_nodes})")
-    return ids
 
 
 def check_parts(data: Data) -> None:

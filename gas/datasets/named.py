@@ -262,15 +262,7 @@ def _load_ogb(root: str, name: str) -> Data:
     return data
 
 
-def _load_facebook(root: str) -> Data:
-    # The published file has each undirected edge once.
-    return T.ToUndirected()(load_pyg("FacebookPagePage", f"{root}/FacebookPagePage"))
-
-
-def _load_heterophilous(root: str, name: str) -> Data:
-    return load_pyg("HeterophilousGraphDataset", root, name)
-
-
+_load_heterophilous = partial(load_pyg, "HeterophilousGraphDataset")
 _NAMED: dict[str, Callable[[str], Data]] = {
     "Cora": partial(load_planetoid, name="Cora"),
     "CiteSeer": partial(load_planetoid, name="CiteSeer"),
@@ -280,7 +272,9 @@ _NAMED: dict[str, Callable[[str], Data]] = {
     "CoauthorCS": partial(_load_with_few_labels, cls_name="Coauthor", name="CS"),
     "CoauthorPhysics": partial(_load_with_few_labels, cls_name="Coauthor", name="Physics"),
     "WikiCS": lambda root: load_wikics(f"{root}/WikiCS"),
-    "FacebookPagePage": _load_facebook,
+    "FacebookPagePage": lambda root: T.ToUndirected()(  # The file has each edge once.
+        load_pyg("FacebookPagePage", f"{root}/FacebookPagePage")
+    ),
     "Roman-empire": partial(_load_heterophilous, name="Roman-empire"),
     "Amazon-ratings": partial(_load_heterophilous, name="Amazon-ratings"),
     "Minesweeper": partial(_load_heterophilous, name="Minesweeper"),

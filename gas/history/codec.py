@@ -58,6 +58,22 @@ class Codec:
         """Return the bytes of a stored row of ``width`` values."""
         return self.columns(width) * self.dtype.itemsize
 
+    def cast(self, x: Tensor, first_row: int = 0) -> Tensor:
+        """Cast rows to the type that is encoded; ``first_row`` is the number of the first.
+
+        Raises:
+            ValueError: If a finite value becomes infinite, naming it.
+        """
+        values = x.to(self.value_dtype)
+        lost = values.isinf() & x.isfinite()
+        if bool(lost.any()):
+            row, column = lost.nonzero()[0].tolist()
+            raise ValueError(
+                f"'x' holds {float(x[row, column]):g} in row {first_row + row}, but {self} ends at "
+                f"{torch.finfo(values.dtype).max:g}: scale the features, or choose another 'dtype'"
+            )
+        return values.float() if self.name in transfer.CODECS else values
+
     def encode(self, x: Tensor) -> Tensor:
         """Encode floating-point rows, of shape ``[n, width]``, as they are stored."""
         if self.name not in transfer.CODECS:

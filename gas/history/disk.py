@@ -178,7 +178,12 @@ def _open(path: Path, header: bytes, num_bytes: int) -> tuple[int, bool]:
             return file, True
         if is_new and path.exists():  # Another process has made it in the meantime.
             raise _in_use_error(path)
-        _reserve(path, unfinished if is_new else path, file, HEADER_BYTES + num_bytes)
+        try:  # Reserve space: a write to a mapped file on a full disk would kill the process.
+            os.ftruncate(file, 0)  # A process that was killed may have left some.
+            _extend(file, path, HEADER_BYTES + num_bytes)
+        except OSError:
+            (unfinished if is_new else path).unlink()
+            raise
         os.pwrite(file, header, 0)
         os.fsync(file)
         if is_new:
@@ -195,16 +200,6 @@ def _in_use_error(path: Path) -> ValueError:
         "that train together share a path if torch.distributed.init_process_group is called before "
         "the model is made"
     )
-
-
-def _reserve(path: Path, made: Path, file: int, num_bytes: int) -> None:
-    """Reserve space: a write to a mapped file on a full disk would kill the process."""
-    try:
-        os.ftruncate(file, 0)  # A process that was killed may have left some.
-        _extend(file, path, num_bytes)
-    except OSError:
-        made.unlink()
-        raise
 
 
 def _extend(file: int, path: Path, num_bytes: int) -> None:

@@ -148,7 +148,7 @@ class Encoded(Tensor):
                 table, index = packed.read_staged(plan), plan.places
         if table is None:
             check_range("index", index, self.size(0))
-            rows = self.codec.decode(self._read_stored(index), width)
+            rows = self.codec.decode(self.read_stored(index), width)
             return dropout(rows, p, seed) if p else rows
         if name not in transfer.CODECS:
             return gather_dropout(table, index, p, seed) if p else gather_rows(table, index)
@@ -180,7 +180,7 @@ class Encoded(Tensor):
         store = make_store(self.kind, index.numel(), width, self.codec)
         for first, last in row_blocks(index.numel(), self.store.columns):
             store.write(
-                torch.arange(first, last, device="cpu"), self._read_stored(index[first:last])
+                torch.arange(first, last, device="cpu"), self.read_stored(index[first:last])
             )
         return Encoded.of(store, self.codec, width, self.kind)
 
@@ -188,7 +188,7 @@ class Encoded(Tensor):
         """Decode all values, in a new tensor of shape ``[rows, width]``."""
         return self.read(torch.arange(self.size(0), device="cpu"))
 
-    def _read_stored(self, index: Tensor) -> Tensor:
+    def read_stored(self, index: Tensor) -> Tensor:
         """Read rows as they are stored, of shape ``[n, columns]``."""
         out = torch.empty(index.numel(), self.store.columns, dtype=self.store.dtype, device="cpu")
         self.store.read(index, out)
@@ -282,7 +282,7 @@ class Encoded(Tensor):
         rows: Any = self._table
         if rows is None or self.store.tier == "disk":  # Every copy needs its own file.
             every = torch.arange(self.size(0), device="cpu")
-            rows = self._read_stored(every).view(torch.uint8).numpy()
+            rows = self.read_stored(every).view(torch.uint8).numpy()
         return _restore, (rows, self.codec, self.size(1), self.kind)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]

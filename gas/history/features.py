@@ -15,7 +15,7 @@ from gas.history.encoded import Encoded, row_blocks
 from gas.history.rows import Rows
 from gas.history.store import StoreFactory
 from gas.history.tiers import check_tier, default_tier, make_store, pick_tier
-from gas.native import free_memory, gather_dropout, gather_rows, human, transfer
+from gas.native import free_memory, gather_dropout, gather_rows, human
 
 
 def quantize(
@@ -56,7 +56,7 @@ def quantize(
     """
     codec = Codec.of(dtype)
     _check_features(x)
-    kind = _kind(store, path, x.size(0) * codec.row_bytes(x.size(1)))
+    kind = _choose_store(store, path, x.size(0) * codec.row_bytes(x.size(1)))
     if path is not None and Path(path).exists():
         raise ValueError(f"'path' is {str(path)!r}, which is there: remove it, or name another")
     out = Encoded.of(
@@ -64,7 +64,7 @@ def quantize(
     )
     try:
         for first, last in row_blocks(x.size(0), x.size(1)):
-            out.write(first, _cast_values(x[first:last].detach(), codec, first))
+            out.write(first, codec.cast(x[first:last].detach(), first))
     except BaseException:
         out.store.close()
         if path is not None:
@@ -87,7 +87,7 @@ def _check_features(x: Any) -> None:
         )
 
 
-def _kind(
+def _choose_store(
     store: str | StoreFactory | None, path: str | Path | None, num_bytes: int
 ) -> str | StoreFactory:
     """Choose the store, and check that it has room."""
@@ -108,24 +108,6 @@ def _kind(
             "or a narrower 'dtype'"
         )
     return kind
-
-
-def _cast_values(x: Tensor, codec: Codec, first: int) -> Tensor:
-    """Return rows in the type of their codec.
-
-    Raises:
-        ValueError: If a finite value becomes infinite.
-    """
-    given, dtype = x, torch.float32 if codec.name == "int8" else codec.dtype
-    x = given.to(dtype)
-    lost = x.isinf() & given.isfinite()
-    if bool(lost.any()):
-        row, column = lost.nonzero()[0].tolist()
-        raise ValueError(
-            f"'x' holds {float(given[row, column]):g} in row {first + row}, but {codec} ends at "
-            f"{torch.finfo(dtype).max:g}: scale the features, or choose another 'dtype'"
-        )
-    return x.float() if codec.name in transfer.CODECS else x
 
 
 class Features(Rows):

@@ -43,6 +43,7 @@ from gas.scalable.checks import (
 from gas.scalable.distributed.ranks import ModelRanks, check_connected
 
 BANKS = ("original", "per_view")
+PULLS_AHEAD = 2  # More are no faster, and each takes the memory of a batch's rows.
 BatchArgs = tuple[int | None, Tensor | None, Tensor | None, Tensor | None]
 """``batch_size``, ``n_id``, ``offset`` and ``count``, the last arguments of forward."""
 
@@ -371,7 +372,8 @@ def get_pulls(model: BatchModel, batch_size: int, n_id: Tensor) -> BatchPulls | 
     if pulls is None and model._engine.io == "concurrent":
         read_ahead(model, batch_size, n_id)
         ahead = [history for history in model.histories if history.supports_overlap]
-        pulls = BatchPulls(ahead, batch_size, n_id, model.pool_size) if ahead else None
+        limit = model.pool_size or PULLS_AHEAD
+        pulls = BatchPulls(ahead, batch_size, n_id, limit) if ahead else None
     if pulls is None and model.device.type != "cpu":  # The ids go to the device once.
         pulls = BatchPulls([], batch_size, n_id)
     return pulls

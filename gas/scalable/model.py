@@ -63,7 +63,7 @@ class ScalableGNN(FormerNames, BatchModel):
         num_layers: The number of layers; there are ``num_layers - 1`` histories.
         pool_size: Upper bound of the number of simultaneous pulls, each of which has a buffer, and
             of the pinned buffers for a GPU that can't read a store itself. Pulls of a prefetched
-            batch all start together. (default: one pull for every history, two pinned buffers)
+            batch all start together. (default: 2)
         buffer_size: Upper bound of the rows of a buffer, which are those of a batch's halo: a batch
             with a larger halo is refused. (default: as large as a batch needs)
         device: The device of the histories. (default: the CPU)

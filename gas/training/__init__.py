@@ -23,6 +23,7 @@ from gas.training.measure import (
 from gas.training.metrics import (
     METRICS,
     baseline,
+    check_metric,
     compute_micro_f1,
     compute_r2,
     compute_roc_auc,
@@ -56,6 +57,7 @@ __all__ = [
     "Shape",
     "activation_bytes",
     "baseline",
+    "check_metric",
     "batch_bytes",
     "compute_hits",
     "compute_micro_f1",

@@ -41,6 +41,32 @@ def metric_of(y: Tensor) -> str:
     return "micro_f1" if y.dim() == 2 else "accuracy"
 
 
+def check_metric(metric: str | None, y: Tensor, num_outputs: int) -> None:
+    """Refuse a metric that isn't defined for targets ``y``, of shape ``[N]`` or ``[N, C]``.
+
+    Args:
+        metric: One of :data:`METRICS`; ``None`` is the usual one.
+        y: The targets.
+        num_outputs: The number of outputs of the model.
+
+    Raises:
+        ValueError: If the metric doesn't fit, naming those that do.
+    """
+    fits: tuple[str, ...] = METRICS
+    kind = "two classes"
+    if is_real(y):
+        is_binary = bool(((y == 0) | (y == 1) | y.isnan()).all())
+        fits, kind = ("r2", "roc_auc") if is_binary else ("r2",), "real numbers"
+    elif y.dim() == 2:
+        fits, kind = ("micro_f1", "accuracy", "r2"), f"{num_outputs} labels per node"
+    elif num_outputs != 2:
+        fits, kind = ("accuracy", "micro_f1"), f"{num_outputs} classes"
+    if metric is not None and metric not in fits:
+        raise ValueError(
+            f"'metric' is {metric}, but the targets are {kind}: choose {' or '.join(fits)}"
+        )
+
+
 def split_mask(mask: Tensor, split: int) -> Tensor:
     """Return the mask of one split, of shape ``[N]``; ``split`` is taken modulo their number."""
     return mask if mask.dim() == 1 else mask[:, split % mask.size(1)]
@@ -186,9 +212,10 @@ def compute_roc_auc(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> fl
     if logits.dim() == 2 and logits.size(1) == 2:
         logits = logits[:, 1] - logits[:, 0]
     if logits.numel() != y.numel():
+        found = "classes" if y.dim() == 1 else "labels per node"
         raise ValueError(
-            f"'logits' has shape {list(logits.shape)}, expected [N], [N, 1] or [N, 2]: roc_auc is "
-            "for one binary target"
+            f"roc_auc is for two classes, but 'logits' has shape {list(logits.shape)}, of "
+            f"{logits.numel() // max(len(logits), 1)} {found}: choose micro_f1 or accuracy"
         )
     others = y[(y != 0) & (y != 1)]
     if others.numel():

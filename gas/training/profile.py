@@ -20,7 +20,7 @@ from torch.profiler import profile as profile_devices
 from gas import native
 from gas.history import History, TransferEngine
 from gas.native import Relabeler, human
-from gas.scalable import ScalableGNN, moved_bytes
+from gas.scalable import HeteroModel, ScalableGNN, moved_bytes
 
 _ACTIVE = threading.Lock()  # PyTorch's profiler ends the process if two are active.
 PREFIX = "gas: "
@@ -108,7 +108,7 @@ class Profile:
 
 
 @contextlib.contextmanager
-def profile(model: ScalableGNN | None = None) -> Iterator[Profile]:
+def profile(model: ScalableGNN | HeteroModel | None = None) -> Iterator[Profile]:
     """Measure where the time of training goes.
 
     ::
@@ -131,7 +131,7 @@ def profile(model: ScalableGNN | None = None) -> Iterator[Profile]:
     Raises:
         ValueError: If another profile is active.
     """
-    if model is not None and not isinstance(model, ScalableGNN):
+    if model is not None and not isinstance(model, ScalableGNN | HeteroModel):
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN, or none"
         )
@@ -145,7 +145,7 @@ def profile(model: ScalableGNN | None = None) -> Iterator[Profile]:
         _ACTIVE.release()
 
 
-def _profile(model: ScalableGNN | None) -> Iterator[Profile]:
+def _profile(model: ScalableGNN | HeteroModel | None) -> Iterator[Profile]:
     """Measure while no other profile is active."""
     found, before = Profile(), 0 if model is None else moved_bytes(model)
     profiler: Any

@@ -8,7 +8,7 @@ import torch
 from augment_graphs import chain_on, number, path, states, target
 from scipy import stats
 
-from gas.augment.proposal import log_choose
+from gas.augment.distributions import log_choose
 
 
 def fresh_masks(chain, log_p, k):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import special, stats
 
-from gas.augment.proposal import PROPOSALS, log_choose, log_interval_mass, truncated_normal
+from gas.augment.distributions import PROPOSALS, log_choose, log_interval_mass, truncated_normal
 
 
 def normal(z):

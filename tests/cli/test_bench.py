@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import signal
+import weakref
 
 import pytest
 import torch
@@ -118,6 +119,58 @@ def test_an_interruption_shows_the_epochs_that_ended(monkeypatch, tmp_path, caps
     assert text.out.count("not measured: interrupted") == (4 if number == 3 else 0)
     ratio = found["contenders"][HISTORIES].get("to_full_batch")
     assert (ratio is None) == (number == 3)
+
+
+def interrupt_in_a_callback():
+    """Send Ctrl-C while a weak reference calls back, where Python drops KeyboardInterrupt."""
+    dropped = torch.nn.Identity()
+    reference = weakref.ref(dropped, lambda _: signal.raise_signal(signal.SIGINT))
+    del dropped
+    assert reference() is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interruption_that_python_drops_is_not_lost(monkeypatch, capsys):
+    """It ends the epoch after the next step; one while planning, before the first is measured."""
+    train, calls = bench.train_epoch, []
+
+    def interrupted(*args, **options):
+        calls.append(args)
+        if len(calls) == 5:  # Each contender has warmed up.
+            interrupt_in_a_callback()
+        return train(*args, **options)
+
+    monkeypatch.setattr(bench, "train_epoch", interrupted)
+    command = ["bench", "planted:300", "--repeats", "2", "--num-parts", "8", "--batch-size", "2"]
+    with pytest.raises(SystemExit) as end:
+        main(command)
+    assert end.value.code == 130
+    assert len(calls) == 5
+    assert "Interrupted: these are the epochs that ended before." in capsys.readouterr().err
+    make_plan = gas.plan
+
+    def plan(*args, **options):
+        interrupt_in_a_callback()
+        return make_plan(*args, **options)
+
+    monkeypatch.setattr(gas, "plan", plan)
+    with pytest.raises(SystemExit) as end:
+        main(command)
+    assert end.value.code == 130
+    assert len(calls) == 6
+
+
+def test_a_second_interruption_ends_at_once(monkeypatch, capsys):
+    def show(*_):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("gas.cli.commands.show", show)
+    monkeypatch.setattr(bench, "train_epoch", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "planted:300", "--num-parts", "8", "--batch-size", "2"])
+    assert end.value.code == 130
+    assert capsys.readouterr().out == ""
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_errors_are_one_line():

@@ -257,6 +257,25 @@ def test_values_of_files_are_those_of_the_command_line(tmp_path, capsys):
 # The command --------------------------------------------------------------------------------------
 
 
+def test_help_names_arguments(capsys):
+    for command, names in {
+        "import": "SOURCE OUT", "partition": "GRAPH [OUT]", "plan": "GRAPH", "bench": "GRAPH",
+        "predict": "RUN", "verify": "RUN", "report": "RUN [OTHER]",
+    }.items():  # fmt: skip
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        usage = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+        assert f" {names}" in usage
+        assert not {"STR", "PATH"} & set(usage.split("] ")[-1].split())
+
+
+def test_predict_of_no_ids_is_refused(trained, capsys):
+    with pytest.raises(SystemExit, match="gas predict: error: --ids is empty, expected ids of nod"):
+        main(["predict", str(trained[1]), "--ids"])
+    assert capsys.readouterr().out == ""
+    assert gas.load_run(trained[1]).predict(ids=[])["node"].size == 0
+
+
 def test_predict_prints_or_writes_a_table(trained, tmp_path, capsys):
     _, folder = trained
     main(["predict", str(folder), "--ids", "n1", "n2"])
@@ -311,9 +330,7 @@ def test_tables_with_other_names(tmp_path, capsys):
     with pytest.raises(SystemExit, match="gas partition: error: --num-parts is 999, but"):
         main(["partition", str(tables), *names, "--num-parts", "999"])
     main(["train", str(tables), *names, "--epochs", "1", "--out", str(tmp_path / "run")])
-    with pytest.raises(
-        SystemExit, match="gas predict: error: 'dataset' is 'nowhere', expected one"
-    ):
+    with pytest.raises(SystemExit, match="gas predict: error: 'graph' is 'nowhere', expected one"):
         main(["predict", str(tmp_path / "run"), "--graph", "nowhere"])
 
 
@@ -342,9 +359,67 @@ def test_real_targets_of_some_nodes(tmp_path):
         assert np.isfinite(found["prediction"]).all()
 
 
+@pytest.mark.filterwarnings("always")
+def test_an_import_counts_edges_without_a_reverse(tmp_path, capsys, monkeypatch):
+    rng = np.random.default_rng(0)
+    edges = rng.integers(30, size=(200, 2)).tolist()
+    lines = "".join(f"{a},{b}\n" for a, b in edges)
+    (tmp_path / "edges.csv").write_text(f"source,target\n{lines}")
+    found = [(a, b) for a, b in edges if a != b]
+    lacks = sum([b, a] not in edges for a, b in found)
+    command = ["import", str(tmp_path / "edges.csv")]
+    main([*command, str(tmp_path / "one")])
+    assert f"warning: {lacks} of {len(found)} edges lack a reverse" in capsys.readouterr().err
+    main([*command, str(tmp_path / "both"), "--undirected"])
+    assert "lack a reverse" not in capsys.readouterr().err
+    monkeypatch.setattr("gas.cli.graphs.MOST_COUNTED", 100)
+    main([*command, str(tmp_path / "large")])
+    text = capsys.readouterr().err
+    assert "edges between the first " in text
+    assert "and messages go from source to target alone: --undirected adds the reverses" in text
+
+
+@pytest.mark.parametrize(
+    ("labels", "metric", "text"),
+    [
+        (
+            "abc",
+            "roc_auc",
+            "--metric is roc_auc, but the targets are 3 classes: choose accuracy or",
+        ),
+        ("123.5", "accuracy", "--metric is accuracy, but the targets are real numbers: choose r2"),
+    ],
+)
+def test_metrics_of_other_targets_are_refused(tmp_path, labels, metric, text):
+    tables = write_tables(tmp_path / "tables", 60)
+    names = {"red": labels[0], "green": labels[1], "blue": labels[2:]}
+    rewrite_nodes(tables, lambda row: {**row, "label": names[row["label"]]})
+    with pytest.raises(SystemExit, match=f"gas train: error: {text}"):
+        train(tables, tmp_path / "run", "--metric", metric)
+
+
+def test_errors_name_what_was_typed(tmp_path, capsys):
+    (tmp_path / "edges.csv").write_text("source,target\n0,1\n1,0\n")
+    tables = str(tmp_path / "edges.csv")
+    for command, text in {
+        ("plan", "nowhere"): "gas plan: error: 'graph' is 'nowhere', expected one of ",
+        ("partition", tables, "--method", "no"): "gas partition: error: --method is 'no', expected",
+        ("import", tables, "g", "--dtype", "int9"): "gas import: error: --dtype is int9, expected",
+        ("import", tables, f"{tables}/g"): f"gas import: error: {tables}/g: 'out' is a folder that",
+    }.items():
+        with pytest.raises(SystemExit, match=text):
+            main([*command])
+
+
 def test_plan_of_a_graph(capsys):
     main(["plan", "planted:600", "--model", "sage", "--hidden-channels", "8"])
     assert "expected to take" in capsys.readouterr().out
+
+
+def test_plans_name_options(capsys, monkeypatch):
+    monkeypatch.setattr(gas, "plan", lambda *_: "   parts\n*   64\npass num_parts=64 to train")
+    main(["plan", "planted:60"])
+    assert capsys.readouterr().out == "   parts\n*   64\npass --num-parts 64 to train\n"
 
 
 def test_doctor_names_versions_and_cures(capsys, monkeypatch):

@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.cli import MODELS, Experiment, Settings
-from gas.cli.command import Training
+from gas.cli.command import Signals, Training
 from gas.cli.parser import Options
 from gas.training import run_epochs
 
@@ -406,7 +406,7 @@ def test_of_runs_that_diverged_the_first_with_a_finished_epoch_is_kept():
 
     args = Options(runs=4)
     experiment = SimpleNamespace(settings=settings(), run=diverge)
-    training = Training(args, experiment)
+    training = Training(args, experiment, Signals())
     (kept,) = training.run()
     assert kept is runs[1]
     assert [failed["run"] for failed in training.failed] == [0, 1, 2, 3]
@@ -424,6 +424,6 @@ def test_an_interruption_keeps_a_run_that_diverged_with_a_finished_epoch(capsys,
         raise FloatingPointError("the loss is NaN")
 
     args = Options(runs=3)
-    training = Training(args, SimpleNamespace(settings=settings(), run=interrupt))
+    training = Training(args, SimpleNamespace(settings=settings(), run=interrupt), Signals())
     assert len(training.run()) == (0 if finished is None else 1)
     assert f"Interrupted: {told}." in capsys.readouterr().err

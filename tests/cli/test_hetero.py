@@ -12,8 +12,8 @@ from conftest import ROOT
 from prediction_tables import compare, read_parquet
 
 import gas
-from gas.cli import hetero, main
-from gas.cli.hetero import HeteroSAGE
+from gas.cli import Settings, hetero, main
+from gas.cli.hetero import HeteroExperiment, HeteroSAGE
 from gas.cli.options import UsageError, parse_args
 from gas.native import progress
 
@@ -142,6 +142,63 @@ def test_labels_of_some_nodes_and_several_splits_and_runs(tmp_path, run_script):
     names = ["train", "val", "test", None]
     assert table["split"] == [names[i] for i in groups[60:, said["kept_run"]]]
     assert table["label"][-1] is None
+
+
+# Experiments in Python --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("refresh", "none"), ("memory", "2GB"), ("inductive", True), ("full_batch", True),
+        ("prefetch", True), ("evaluation", "full"), ("pack", "1MB"), ("layout", "csr"),
+        ("training", {"scale_loss": True}), ("dtyp", "int8"),
+    ],
+)  # fmt: skip
+def test_options_without_an_effect_are_refused_in_python(tmp_path, name, value):
+    data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
+    with pytest.raises(ValueError, match=f"'{name}' is .*, which has no effect on heterogeneous"):
+        HeteroExperiment(data, Settings.default("sage"), log=False, **{name: value})
+    assert "parts" not in data["shop"]
+
+
+@pytest.mark.parametrize(
+    "setting", [{"inductive": True}, {"edge_dropout": 0.5}, {"max_steps": 1}, {"batch_norm": True}]
+)
+def test_settings_without_an_effect_are_refused(tmp_path, setting):
+    data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
+    settings = Settings.default("sage").replace(**setting)
+    with pytest.raises(ValueError, match=f"'{next(iter(setting))}' is .*, which has no effect on"):
+        HeteroExperiment(data, settings, log=False)
+
+
+def test_an_experiment_of_few_settings(tmp_path):
+    """The architecture is that of sage, as far as it isn't given; other options are usual."""
+    data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
+    usual = {"refresh": "layerwise", "evaluation": "layerwise", "full_batch": False}
+    found = HeteroExperiment(data, Settings(epochs=12, num_parts=4), log=False, **usual)
+    assert dict(found.settings.architecture) == dict(Settings.default("sage").architecture)
+    run = found.run(0, keep=True)
+    assert len(run.loss) == 12
+    assert found.phases["steps"] == 1
+    assert found.phases["moved_bytes"] > 0
+    assert found.phases["seconds"]["dense layers"] > 0
+
+
+def test_a_type_without_masks_or_with_unknown_classes(tmp_path):
+    data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
+    shops, settings = data["shop"], Settings.default("sage").replace(num_parts=4, epochs=1)
+    node = int(shops.train_mask.nonzero()[0, 0])
+    shops.y[node] = -1
+    with pytest.raises(ValueError, match="'train_mask' holds 1 nodes with a target that is unkn"):
+        HeteroExperiment(data, settings, log=False)
+    shops.train_mask[node] = False  # Nodes without a class may be in no split.
+    assert len(HeteroExperiment(data, settings, log=False).run(0).loss) == 1
+    del shops.val_mask
+    with pytest.raises(ValueError, match=r"hetero_data\['shop'\]\" has no 'val_mask', by which"):
+        HeteroExperiment(data, settings, log=False)
+    with pytest.raises(ValueError, match="'hetero_data' is a Data, expected a HeteroData"):
+        HeteroExperiment(gas.get_data("data", "planted:60")[0], settings)
 
 
 # Folders of runs ----------------------------------------------------------------------------------

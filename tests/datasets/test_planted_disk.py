@@ -3,8 +3,7 @@ import pytest
 import torch
 
 import gas
-from gas.datasets.planted import planted_partition
-from gas.datasets.planted_disk import open_mapped, write_planted_partition
+from gas.datasets.planted import open_mapped, planted_partition, write_planted_partition
 
 
 def same_class(data):

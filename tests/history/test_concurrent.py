@@ -215,8 +215,9 @@ def test_pool_size_bounds_the_pulls_under_way(graph, monkeypatch):
         under_way.append(len(self._started))
 
     monkeypatch.setattr(BatchPulls, "_start", watch)
-    for pool_size, most in ((1, 1), (2, 2), (None, 2)):
-        model = make_model(graph, store=Slow, pool_size=pool_size)
+    for pool_size, most in ((1, 1), (3, 3), (None, 2)):
+        model = gas.models.GraphSAGE(200, 5, 8, 3, 5, store=Slow, pool_size=pool_size)
+        model(graph[0].x, graph[0].edge_index, fill=True)
         under_way.clear()
         train(model, gas.SubgraphLoader(*graph, batch_size=3, log=False), 1)
         assert max(under_way) == most

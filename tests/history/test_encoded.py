@@ -75,10 +75,9 @@ def test_shapes(dtype, shape):
 def test_it_is_encoded_some_rows_at_a_time(dtype, store, monkeypatch):
     monkeypatch.setattr(encoded, "BLOCK_VALUES", 20)
     x, seen = features(), []
-    module = gas.history.features
-    values = module._cast_values
+    cast = gas.history.Codec.cast
     monkeypatch.setattr(
-        module, "_cast_values", lambda x, *rest: seen.append(x.shape) or values(x, *rest)
+        gas.history.Codec, "cast", lambda codec, x, *r: seen.append(x.shape) or cast(codec, x, *r)
     )
     given = gas.quantize(x, dtype, STORES[store])
     assert seen == [(2, 7)] * 25

@@ -6,10 +6,14 @@ import json
 
 import numpy as np
 import pyarrow
+import torch
 from pyarrow import parquet
+from torch_geometric.data import Data, HeteroData
 
 import gas
-from gas.cli import main
+from gas.cli import Settings, main
+from gas.cli.graphs import warn_of_one_way_edges
+from gas.cli.hetero import HeteroExperiment
 
 
 def run(t, *arguments):
@@ -114,6 +118,11 @@ def inductive(t):
     gas.cli.Experiment(data, out_channels, "sage", settings, inductive=True, log=False)
 
 
+def one_way(t):
+    (t.path / "edges.csv").write_text("source,target\n0,1\n1,0\n2,0\n2,2\n")
+    warn_of_one_way_edges(gas.datasets.import_graph(t.path / "edges.csv", t.path / "g", log=False))
+
+
 def other_types(t, **types):
     """Predict tables of other types with the model of a heterogeneous graph."""
     rows = "".join(f"{node},shop,{node},{'ab'[node % 2]}\n" for node in range(12))
@@ -129,7 +138,29 @@ def other_types(t, **types):
     run(t, "predict", "runs", "--graph", "tables")
 
 
+def typed(change=lambda shops: None, **options):
+    """Make an experiment on a heterogeneous graph, whose shops are changed."""
+    data, rows = HeteroData(), torch.arange(8)
+    data["shop"].x, data["shop"].y = rows[:, None].float(), rows % 2
+    data["shop", "near", "shop"].edge_index = torch.stack([rows, rows.roll(1)])
+    for number, name in enumerate(("train_mask", "val_mask", "test_mask")):
+        data["shop"][name] = rows % 3 == number
+    change(data["shop"])
+    HeteroExperiment(data, Settings.default("sage"), log=False, **options)
+
+
 CASES = {
+    "HeteroExperiment, memory": lambda t: typed(memory="2GB"),
+    "HeteroExperiment, a graph of one type": lambda t: HeteroExperiment(
+        Data(), Settings.default("sage")
+    ),
+    "HeteroExperiment, a type without masks": lambda t: typed(lambda shops: shops.pop("val_mask")),
+    "HeteroExperiment, an unknown class": lambda t: typed(lambda shops: shops.y.fill_(-1)),
+    "gas import, edges of one direction": lambda t: one_way(t),
+    "gas predict --ids, none": lambda t: run(t, "predict", "runs", "--ids"),
+    "gas train --metric, of other targets": lambda t: run(
+        t, "train", "--dataset", "planted:60", "--metric", "roc_auc"
+    ),
     "Experiment, inductive with several splits": inductive,
     "Experiment, a mapped graph in too little memory": lambda t: limited(t, 1000),
     "Experiment, mini-batches in too little memory": lambda t: limited(t, 250_000),

@@ -267,7 +267,7 @@ class NotFinite(torch.nn.Module):
 def loss_of_types():
     mask, y = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.long)
     batch = {"a": SimpleNamespace(train_mask=mask, y=y, batch_size=2)}
-    hetero._train_epoch(NotFinite(), [batch], None, "a", 3)
+    hetero._train_epoch(NotFinite(), [batch], None, "a", gas.training.Progress(epoch=3))
 
 
 CASES = {

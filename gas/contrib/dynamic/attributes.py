@@ -64,11 +64,7 @@ def append_rows(table: Tensor, rows: Tensor) -> Tensor:
 def make_missing_labels(
     given: Mapping[str, Any], table: Mapping[str, Tensor], count: int
 ) -> dict[str, Tensor]:
-    """Make the labels of new nodes that have none: -1, or NaN for real numbers.
-
-    Raises:
-        ValueError: If a mask has nodes without a label.
-    """
+    """Make the labels of new nodes that have none: -1, or NaN for real numbers."""
     y = table.get("y")
     if y is None or "y" in given or y.dtype in (torch.bool, torch.uint8):
         return {}
@@ -85,11 +81,7 @@ def make_missing_labels(
 def complete_rows(
     given: Mapping[str, Any], table: Mapping[str, Tensor], count: int
 ) -> dict[str, Tensor]:
-    """Check the rows of ``count`` new nodes, and add defaults for missing attributes.
-
-    Raises:
-        ValueError: If an attribute is missing, is new, or has other rows.
-    """
+    """Check the rows of ``count`` new nodes, and add defaults for missing attributes."""
     if not count:
         defaults = {key: empty_rows(value) for key, value in table.items()}
     else:
@@ -102,11 +94,7 @@ def complete_rows(
 
 
 def extend_ids(known: Any, ids: Any, count: int) -> Any:
-    """Append the ids of new nodes to those of the graph.
-
-    Raises:
-        ValueError: If there are none, or they don't fit.
-    """
+    """Append the ids of new nodes to those of the graph."""
     if ids is None:
         raise ValueError(
             f"'nodes' lacks {IDS!r}, by which the graph names its nodes: pass an id for each of "
@@ -138,12 +126,10 @@ def _id_kind(ids: np.ndarray) -> str:
     """Return ``"integers"``, ``"text"`` or ``"others"``."""
     if ids.dtype.kind in "iu":
         return "integers"
-    is_text = ids.dtype.kind == "U" or (ids.dtype.kind == "O" and _is_text(ids))
+    is_text = ids.dtype.kind == "U" or (
+        ids.dtype.kind == "O" and all(isinstance(value, str) for value in ids.flat)
+    )
     return "text" if is_text else "others"
-
-
-def _is_text(ids: np.ndarray) -> bool:
-    return all(isinstance(value, str) for value in ids.reshape(-1).tolist())
 
 
 def find_differing_rows(old: Tensor, new: Tensor) -> Tensor:
@@ -190,11 +176,7 @@ def check_rows(
 
 
 def check_row_counts(data: Data, nodes: Mapping[str, Any], edges: Mapping[str, Tensor]) -> None:
-    """Refuse attributes with as many rows as there are both nodes and edges.
-
-    Raises:
-        ValueError: Naming one.
-    """
+    """Refuse attributes with as many rows as there are both nodes and edges."""
     for key, _ in data:
         if key in EDGES:
             continue

@@ -42,7 +42,7 @@ from gas.graph import (
     remove_entries,
     with_edge_index,
 )
-from gas.native import check_integer, is_sparse, warn
+from gas.native import check_integer, is_sparse, renamed
 
 if TYPE_CHECKING:
     from gas.scalable import ScalableGNN
@@ -98,13 +98,8 @@ class DynamicGraph:
         self._updater.check()
         self._updater.check_size(data)
         raw = cluster(data, num_parts, **kwargs)
-        (rowptr, col, e_id), weight = read_csr(raw)
         keys = [key for key, _ in raw if key not in EDGES]
-        edges = {key: raw[key] for key in keys if is_row_per_edge(raw, key)}
-        if e_id is not None:
-            edges = {key: value[e_id] for key, value in edges.items()}
-        if weight is not None:
-            edges[WEIGHT] = weight
+        rowptr, col, edges = _read_edge_rows(raw)
         self._rowptr, self._col, self._edges = rowptr, col, edges
         self._nodes: dict[str, Any] = {k: raw[k] for k in keys if is_row_per_node(raw, k)}
         self._others = {k: raw[k] for k in keys if k not in edges and k not in self._nodes}
@@ -145,6 +140,7 @@ class DynamicGraph:
             kwargs = {"like": self._base, **kwargs}
         return _LiveLoader(self.graph, **kwargs)
 
+    @torch.inference_mode(False)  # Inference tensors can't be trained with later.
     def update(
         self,
         nodes: Mapping[str, Any] | Data | int | None = None,
@@ -177,22 +173,11 @@ class DynamicGraph:
             OSError: If the disk has no room for the histories.
         """
         self._updater.check()
-        with torch.inference_mode(False):  # Inference tensors can't be trained with later.
-            return self._update(nodes, edge_index, edges or {}, remove)
-
-    def _update(
-        self,
-        nodes: Mapping[str, Any] | Data | int | None,
-        edge_index: Tensor | None,
-        edges: Mapping[str, Tensor],
-        remove: Tensor | None,
-    ) -> Tensor:
-        """Check changes, apply them at once, and return the ids of the new nodes, ``[new]``."""
         self._adopt_attributes()
         new_nodes, count, others = self._check_nodes(nodes)
         before, total = self.num_nodes, self.num_nodes + count
         added = check_pairs("edge_index", edge_index, total)
-        new_edges = check_rows("edges", edges, self._edges, added.size(1))
+        new_edges = check_rows("edges", edges or {}, self._edges, added.size(1))
         if WEIGHT in new_edges:
             check_weight(new_edges[WEIGHT])
         if self._checks:
@@ -220,7 +205,8 @@ class DynamicGraph:
         graph[PARTS] = parts
         rows = torch.cat(changed).unique()
         base = SubgraphLoader(graph, log=False, cache=False)
-        if self._has_transform:  # Transforms may change other rows, too.
+        model = self._updater.model
+        if model is not None and model.transform is not None:  # It may change other rows, too.
             rows = torch.cat([rows, find_changed_nodes(self._base, base)]).unique()
 
         self._updater.extend(total, self.graph)  # From here on, nothing fails.
@@ -233,9 +219,8 @@ class DynamicGraph:
             "_base": base,
         }
         vars(self).update(raw, _published=graph.to_dict())  # In one step, in case of an interrupt.
-        self._updater.add_changes(rows)
         del old.adj_t  # Loaders of the old graph then raise an error.
-        self._updater.mark_stale(base)
+        self._updater.mark_stale(rows, base)
         return torch.arange(before, total)
 
     def update_histories(self, **kwargs: Any) -> Tensor:
@@ -265,24 +250,12 @@ class DynamicGraph:
         rows = updater.update(loader, self._part_size, fill_all)
         return self.graph[PERM][rows].sort().values
 
-    def refresh(self, **kwargs: Any) -> Tensor:
-        """Call :meth:`update_histories`, which is the new name."""
-        warn(
-            "GrowingGraph.refresh is now DynamicGraph.update_histories; the old name works until "
-            "version 0.3",
-            DeprecationWarning,
-        )
-        return self.update_histories(**kwargs)
+    refresh = renamed("GrowingGraph.refresh", "update_histories")
 
     @property
     def stale(self) -> Tensor:
         """Return the ids of nodes whose edges changed since the histories were last updated."""
         return self.graph[PERM][self._updater.stale_rows(self.graph)].sort().values
-
-    @property
-    def _has_transform(self) -> bool:
-        model = self._updater.model
-        return model is not None and model.transform is not None
 
     def _prepare(
         self,
@@ -300,29 +273,22 @@ class DynamicGraph:
         if model is None or model.transform is None:
             return data
         prepared = copy.copy(model.prepare(with_edge_index(data)))
-        (rowptr, col, e_id), weight = read_csr(prepared)
-        keys = [key for key, _ in prepared if key not in EDGES]
-        found = {key: prepared[key] for key in keys if is_row_per_edge(prepared, key)}
-        if e_id is not None:
-            found = {key: value[e_id] for key, value in found.items()}
+        rowptr, col, found = _read_edge_rows(prepared)
         for key in ("edge_index", WEIGHT, *found):
             if key in prepared:
                 del prepared[key]
-        set_edges(prepared, rowptr, col, found if weight is None else {**found, WEIGHT: weight})
+        set_edges(prepared, rowptr, col, found)
         return prepared
 
     def _adopt_attributes(self) -> None:
-        """Keep attributes that were assigned to ``graph`` since the last update.
-
-        Raises:
-            ValueError: If an update would replace one of them.
-        """
+        """Keep attributes that were assigned to ``graph``; refuse those that an update replaces."""
         for key, value in self.graph.to_dict().items():
             before = self._published.get(key)
             if value is before:
                 continue
             is_ours = key in (*EDGES, PERM) or is_row_per_edge(self.graph, key)
-            if is_ours or (before is not None and self._attributes().get(key) is not before):
+            known = {**self._others, **self._nodes, **self._edges}
+            if is_ours or (before is not None and known.get(key) is not before):
                 raise ValueError(
                     f"'{key}' of the graph was replaced, which an update makes anew: give new "
                     "edges to update(), and change the others before DynamicGraph is made"
@@ -331,9 +297,6 @@ class DynamicGraph:
                 self._nodes[key] = value
             else:
                 self._others[key] = value
-
-    def _attributes(self) -> dict[str, Any]:
-        return {**self._others, **self._nodes, **self._edges}
 
     def _extend_parts(self, count: int) -> tuple[Tensor, bool]:
         """Return the parts with new nodes, which fill the last part if that has new nodes."""
@@ -380,6 +343,14 @@ class DynamicGraph:
                 "leave it out, or swap its ends if it is the other direction"
             )
         return find_entries(self._rowptr, self._col, dst, src)
+
+
+def _read_edge_rows(data: Data) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return ``rowptr``, ``col``, and the attributes and weights of edges in their order."""
+    (rowptr, col, e_id), weight = read_csr(data)
+    keys = [key for key, _ in data if key not in EDGES and is_row_per_edge(data, key)]
+    edges = {key: data[key] if e_id is None else data[key][e_id] for key in keys}
+    return rowptr, col, edges if weight is None else {**edges, WEIGHT: weight}
 
 
 class _LiveLoader(SubgraphLoader):

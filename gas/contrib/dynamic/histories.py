@@ -38,17 +38,12 @@ class HistoryUpdater:
                 "gas.to_scalable(net, data)"
             )
         self.model = model
-        self.changed = torch.empty(
-            0, dtype=torch.long
-        )  # Rows changed since the last update of histories.
+        # Rows changed since the last update of histories.
+        self.changed = torch.empty(0, dtype=torch.long)
         self._exact_state: Any = None  # The state of an exact model before the first change.
 
     def check(self) -> None:
-        """Refuse a model whose histories can't grow.
-
-        Raises:
-            ValueError: If it is one of several ranks, or its store can't grow.
-        """
+        """Refuse a model whose histories can't grow: one of several ranks, or with such a store."""
         if self.model is None:
             return
         if self.model.ranks is not None:
@@ -63,11 +58,7 @@ class HistoryUpdater:
                 )
 
     def check_size(self, data: Data) -> None:
-        """Refuse a graph that isn't the model's.
-
-        Raises:
-            ValueError: If it has another number of nodes.
-        """
+        """Refuse a graph with another number of nodes than the model's."""
         if self.model is not None and data.num_nodes != self.model.num_nodes:
             raise ValueError(
                 f"'model' has histories of {self.model.num_nodes} nodes, but the graph has "
@@ -102,16 +93,14 @@ class HistoryUpdater:
         is_fresh = self.model is not None and is_exact(self.model, graph)
         return self.changed[:0] if is_fresh else self.changed
 
-    def add_changes(self, changed: Tensor) -> None:
-        """Record rows whose neighbours have changed."""
-        self.changed = torch.cat([self.changed, changed]).unique()
-
-    def mark_stale(self, loader: SubgraphLoader) -> None:
+    def mark_stale(self, changed: Tensor, loader: SubgraphLoader) -> None:
         """Mark changed rows, and rows that are computed from them, as the oldest.
 
         Args:
+            changed: Further rows whose neighbours have changed, of shape ``[n]``.
             loader: A loader of the current graph.
         """
+        self.changed = torch.cat([self.changed, changed]).unique()
         model = self.model
         if model is None:
             return

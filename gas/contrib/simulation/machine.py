@@ -179,6 +179,7 @@ class Machine:
             shapes, seconds = _measure_times(twin, loader, chosen, clock)
             held = [_measure_bytes(twin, loader.cut(parts)) for parts in _drop_warm_up(chosen)]
         fit = Linear(shapes, seconds)
+        errors = (abs(fit(s) - t) / t for s, t in zip(shapes, seconds, strict=True) if t > 0)
         per_step, per_row, per_halo_row, per_edge = fit.coefficients.tolist()
         sizes = Linear(shapes, held).coefficients.tolist()
         names = ("step", "row", "halo_row", "edge")
@@ -204,7 +205,7 @@ class Machine:
             **fields,
             widths=history_widths(model),
             measured_fields=tuple(measured),
-            fit_error=_largest_error(fit, shapes, seconds),
+            fit_error=max(errors, default=0.0),
         )
 
     def step(self, rows: float, halo_rows: float, edges: float, steps: float = 1) -> float:
@@ -243,11 +244,7 @@ class Machine:
 
 
 def check_model(model: object) -> None:
-    """Refuse models without histories.
-
-    Raises:
-        ValueError: If it is no :class:`gas.ScalableGNN`.
-    """
+    """Refuse models without histories."""
     if not isinstance(model, ScalableGNN):
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN, whose histories are "
@@ -315,11 +312,6 @@ def _measure_bytes(model: ScalableGNN, batch: SubData) -> float:
     found = batch_bytes(model, batch)
     model.io = io
     return float(2 * found.batch + found.peak)
-
-
-def _largest_error(fit: Linear, shapes: list[Shape], seconds: list[float]) -> float:
-    errors = (abs(fit(s) - t) / t for s, t in zip(shapes, seconds, strict=True) if t > 0)
-    return max(errors, default=0.0)
 
 
 def _measure_copy_bandwidth(clock: Callable[[], float]) -> float:

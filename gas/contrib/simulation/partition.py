@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import open_if_path, read_csr
-from gas.native import Relabeler, check_integer, warn
+from gas.native import Relabeler, check_integer, renamed
 
 BALANCES = ("rows_balance", "edges_balance", "replicas_balance", "sent_balance")
 
@@ -103,14 +103,7 @@ class PartitionStatistics:
         """Return the halo nodes of all parts over the number of nodes."""
         return self.halo / self.num_nodes
 
-    def scaled(self, **kwargs: Any) -> PartitionStatistics:
-        """Call :meth:`extrapolate`, which is the new name."""
-        warn(
-            "PartitionStatistics.scaled is now PartitionStatistics.extrapolate; the old name works "
-            "until version 0.3",
-            DeprecationWarning,
-        )
-        return self.extrapolate(**kwargs)
+    scaled = renamed("PartitionStatistics.scaled", "extrapolate")
 
     def extrapolate(
         self,
@@ -193,11 +186,7 @@ class PartitionStatistics:
 
 
 def check_ranks(name: str, ranks: int, num_nodes: int) -> None:
-    """Refuse more ranks than nodes.
-
-    Raises:
-        ValueError: If ``ranks`` isn't between 1 and ``num_nodes``.
-    """
+    """Refuse fewer ranks than 1, and more than nodes."""
     expected = f"an integer between 1 and {num_nodes}, the number of nodes: a rank owns one or more"
     check_integer(name, ranks, 1, num_nodes, expected)
 
@@ -235,11 +224,7 @@ def _interpolate(
     nodes: int,
     ranks: int,
 ) -> float:
-    """Interpolate a value for some nodes and ranks, linearly in logarithms.
-
-    Raises:
-        ValueError: If it was counted for one other number of ranks, or for none.
-    """
+    """Interpolate a value for some nodes and ranks, linearly in logarithms."""
     numbers = sorted({one.num_ranks for one in counted})
     if ranks not in numbers and len(numbers) < 2:
         raise ValueError(
@@ -357,11 +342,7 @@ def count_split(graph: object, name: str) -> PartitionStatistics:
 
 
 def _check_bounds(name: str, bounds: Any, num_nodes: int) -> None:
-    """Refuse ranges of rows that don't cover all nodes, and empty ranges.
-
-    Raises:
-        ValueError: Naming the bounds.
-    """
+    """Refuse ranges of rows that don't cover all nodes, and empty ranges."""
     expected = f"[n + 1], rising from 0 to the number of nodes, {num_nodes}, with no range empty"
     if not isinstance(bounds, Tensor) or bounds.dtype != torch.long or bounds.dim() != 1:
         what = f"{bounds.dtype}, {list(bounds.shape)}" if isinstance(bounds, Tensor) else bounds

@@ -179,13 +179,6 @@ def is_new(edges: np.ndarray, fields: Sequence[str]) -> np.ndarray:
     return np.logical_or.reduce([edges[field][1:] != edges[field][:-1] for field in fields])
 
 
-def order_by_type(edges: np.ndarray) -> np.ndarray | None:
-    """Return the order that sorts edges by ends and type; ``None`` without types."""
-    if "types" not in (edges.dtype.names or ()):
-        return None
-    return np.lexsort((edges["types"], edges["src"], edges["dst"]))
-
-
 class Duplicates:
     """Counter of duplicate edges, of the same type if they have types."""
 
@@ -200,13 +193,14 @@ class Duplicates:
         last, pair = self._last, list(PAIR)
         if last is not None and (last[pair][0] == edges[pair][0]):
             edges = np.concatenate([last, edges])
-        order = order_by_type(edges)
-        edges = edges if order is None else edges[order]
+        has_types = "types" in (edges.dtype.names or ())
+        if has_types:
+            edges = edges[np.lexsort((edges["types"], edges["src"], edges["dst"]))]
         new = np.ones(len(edges), bool)
-        new[1:] = is_new(edges, PAIR if order is None else (*PAIR, "types"))
+        new[1:] = is_new(edges, (*PAIR, "types") if has_types else PAIR)
         self.count += int((~new).sum())
         begin = len(edges) - 1
-        if order is not None:
+        if has_types:
             ends = edges[pair] == edges[pair][-1]
             begin = len(edges) - int(ends.sum())
-        self._last = edges[begin:][new[begin:] | (order is None)].copy()
+        self._last = edges[begin:][new[begin:] | (not has_types)].copy()

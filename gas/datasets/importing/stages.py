@@ -15,11 +15,10 @@ from tqdm import tqdm
 
 from gas.datasets.arrays import check_classes
 from gas.datasets.edges import EdgeStream
-from gas.datasets.features import FeatureSource
 from gas.datasets.folder import read_node_table
 from gas.datasets.importing.sorting import Duplicates, EdgeSorter, edge_record
 from gas.datasets.masks import with_masks
-from gas.datasets.nodes import Nodes, read_nodes
+from gas.datasets.nodes import FeatureSource, Nodes, read_nodes
 from gas.datasets.types import leave_out_names
 from gas.graph import (
     COL,
@@ -37,7 +36,7 @@ from gas.graph import (
     write_rows,
 )
 from gas.history import Codec
-from gas.native import MOST_INT32, flush_to_disk, transfer
+from gas.native import MOST_INT32, flush_to_disk
 
 TEMPORARY = re.compile(r"edges(-into|-\d+)?\.part")
 EDGES, INTO = "edges.part", "edges-into.part"  # Unsorted edges, and their number by destination.
@@ -297,7 +296,9 @@ class GraphImport:
             x = torch.from_numpy(block)
             if self.options["check"]:
                 check_finite("x", x, first)
-            yield block if self.codec is None else array_of(_encode(x, self.codec, first))
+            if self.codec is not None:
+                block = array_of(self.codec.encode(self.codec.cast(x, first)))
+            yield block
             first += len(block)
             bar.update(len(block))
 
@@ -325,21 +326,6 @@ class GraphImport:
             attributes["edge_type_names"] = self.found["edges"]["names"]
         said = Description(num_nodes, num_edges, {}, attributes)
         self.folder.finish(said, arrays)
-
-
-def _encode(x: Tensor, codec: Codec, first: int) -> Tensor:
-    """Encode rows by a codec."""
-    if codec.name in transfer.CODECS:
-        stored = transfer.encode_torch(codec.name, x)
-    else:
-        stored = x.to(codec.dtype)
-    if stored.is_floating_point() and bool((stored.isinf() & x.isfinite()).any()):
-        row = first + int((stored.isinf() & x.isfinite()).nonzero()[0, 0])
-        raise ValueError(
-            f"'x' holds a value in row {row} that {codec} can't, which ends at "
-            f"{torch.finfo(codec.dtype).max:g}: scale the features, or choose another 'dtype'"
-        )
-    return stored
 
 
 def _write_at(path: Path, array: Array, rows: np.ndarray, blocks: Iterable[np.ndarray]) -> None:

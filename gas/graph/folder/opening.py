@@ -81,37 +81,30 @@ def open_folder(folder: str | Path, check: bool = True) -> Data:
     said = read_description(path)
     arrays = {key: map_array(folder, array) for key, array in said.files()}
     _check_content(folder, said, arrays, check)
+    parts: dict[str, Any] = {
+        key: arrays[key] if array.numpy else tensor_of(arrays[key], array)
+        for key, array in said.files()
+    }
     data = Data()
     for key, array in said.arrays.items():
         if key not in (ROWPTR, COL, WEIGHT):
-            data[key] = _make_attribute(key, array, arrays)
+            data[key] = _make_attribute(key, array, parts)
     for key, value in said.attributes.items():
         data[key] = value
-    rowptr, col = (_map_tensor(key, said, arrays) for key in (ROWPTR, COL))
-    weight = (
-        _map_tensor(WEIGHT, said, arrays) if WEIGHT in arrays else implicit_ones(said.num_edges)
-    )
-    data.adj_t = sparse_csr(rowptr, col, weight, said.num_nodes)
+    weight = parts[WEIGHT] if WEIGHT in parts else implicit_ones(said.num_edges)
+    data.adj_t = sparse_csr(parts[ROWPTR], parts[COL], weight, said.num_nodes)
     data.num_nodes = said.num_nodes
     return data
 
 
-def _map_tensor(key: str, said: Description, arrays: dict[str, np.ndarray]) -> Tensor:
-    array = said.arrays[key]
-    assert isinstance(array, Array)
-    return tensor_of(arrays[key], array)
-
-
-def _make_attribute(key: str, array: Array | Sparse, arrays: dict[str, np.ndarray]) -> Any:
+def _make_attribute(key: str, array: Array | Sparse, parts: dict[str, Any]) -> Any:
     """Make an attribute: a tensor, a sparse matrix, encoded rows, or a NumPy array."""
     if isinstance(array, Sparse):
-        rowptr, col, value = (
-            tensor_of(arrays[f"{key}.{name}"], getattr(array, name)) for name in PARTS_OF_CSR
-        )
+        rowptr, col, value = (parts[f"{key}.{name}"] for name in PARTS_OF_CSR)
         return sparse_csr(rowptr, col, value, array.shape[1])
+    tensor = parts[key]
     if array.numpy:
-        return arrays[key]
-    tensor = tensor_of(arrays[key], array)
+        return tensor
     if array.codec is None:
         setattr(tensor, MAPPED, True)
         return tensor

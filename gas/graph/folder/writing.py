@@ -243,19 +243,12 @@ def write_rows(
     elif isinstance(value, np.ndarray):
         folder.write(array, [value])
     elif isinstance(value, Encoded):
-        folder.write(array, (array_of(_read_stored(value, ids)) for ids in _blocks(value, index)))
+        folder.write(array, (array_of(value.read_stored(ids)) for ids in _blocks(value, index)))
     elif value.dim() == 0:
         folder.write(array, [array_of(value)])
     else:
         value = value.detach()
         folder.write(array, (array_of(value[ids]) for ids in _blocks(value, index)))
-
-
-def _read_stored(value: Encoded, index: Tensor) -> Tensor:
-    """Read rows without decoding them, of shape ``[n, columns]``."""
-    out = torch.empty(index.numel(), value.store.columns, dtype=value.store.dtype)
-    value.store.read(index, out)
-    return out
 
 
 def _blocks(value: Tensor, index: Tensor | None) -> Iterator[Tensor]:
