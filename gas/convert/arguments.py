@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch_geometric.nn as pyg
@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
 
+from gas.convert.changes import find_places
+from gas.convert.kept import ATTRIBUTES_OF_TORCH, find_rows
 from gas.graph import WEIGHT
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
@@ -193,3 +195,64 @@ def find_dictionaries(data: Data, names: Sequence[str]) -> dict[str, dict[str, A
             elif name or isinstance(value, Tensor):
                 out[key][inner] = Attribute(name)
     return out
+
+
+def node_table_error(
+    net: Module, data: Data, error: ValueError, emptied: Collection[str] = ()
+) -> ValueError | None:
+    """Return the error of a module that has a table of all nodes; ``None`` if it has none.
+
+    Args:
+        net: The module.
+        data: The graph.
+        error: What it raises.
+        emptied: Attributes that it computes of the graph itself. (default: none)
+    """
+    size, matrices = data.num_nodes, []
+    for name, weight in net.named_parameters():
+        if "node_id" in data or weight.dim() != 2 or size not in weight.shape:
+            continue
+        what = "row" if weight.size(0) == size else "column"
+        return ValueError(
+            f"'{name}' has a {what} for each node, and a mini-batch has some of the nodes: set "
+            "data.node_id = torch.arange(data.num_nodes), and give layers embedding(node_id), or "
+            f"table[node_id], instead of all rows, or of None. Now, {error}"
+        )
+    tables: list[tuple[str, str, bool]] = []  # And whether it is the value itself.
+    for prefix, values in find_places(net):
+        is_global = prefix.endswith(":") and type(values) is dict  # Such as the graph's own.
+        for name, value in [] if is_global else list(values.items()):
+            if name in ATTRIBUTES_OF_TORCH or prefix + name in emptied:
+                continue
+            is_kept = any(each.shape[0] == size for each in find_rows(value))
+            if is_kept or _size_of(value)[:1] == (size,):
+                is_table = not prefix.endswith(":") and not isinstance(value, dict | list | tuple)
+                tables.append((prefix + name, name, is_table))
+                matrices += [name] * (_size_of(value) == (size, size))
+    if not tables:
+        return None
+    name, attribute, is_table = min(tables, key=lambda table: not table[2])
+    cure = "convert the module before its first call, or reset what forward computes"
+    if is_table:
+        cure = (
+            f"set data.{attribute} to it, and take '{attribute}' as an argument of forward; or, if "
+            f"forward computes it, {cure}"
+        )
+    if attribute in matrices:
+        cure = "set data.adj_t to it instead of data.edge_index, and take 'adj_t' in forward"
+    if len(matrices) > 1:
+        cure = (
+            "put the entries of all matrices into one data.edge_index, with a column of values for "
+            "each matrix in data.edge_attr, and multiply by torch.sparse_coo_tensor("
+            "edge_index.flip(0), edge_attr[:, 0], (num_nodes, num_nodes)), and by that of column 1"
+        )
+    return ValueError(
+        f"'{name}' keeps rows of all nodes of a graph, and a mini-batch has some of the nodes: "
+        f"{cure}. Now, {error}"
+    )
+
+
+def _size_of(value: Any) -> tuple[int, ...]:
+    """Return the shape of a tensor or matrix; of all else, ``()``."""
+    sizes = getattr(value, "sparse_sizes", None)
+    return tuple(getattr(value, "shape", ()) if sizes is None else sizes())

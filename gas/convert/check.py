@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from gas.convert.edge_layers import InexactLayerError, WrappedLayer
+from gas.convert.fixed_numbers import keep_generators
 from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
@@ -308,8 +309,7 @@ class Conversion:
         sample = self._sample(data)
         if sample is None:
             return
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with keep_generators(self.net):
             torch.default_generator.manual_seed(1)  # Generators of other devices don't change.
             try:
                 mine = copy_with_noise(self.net, self.emptied)

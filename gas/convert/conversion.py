@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
@@ -26,9 +27,17 @@ from gas.convert.check import (
 from gas.convert.edge_dropout import take_edge_dropout
 from gas.convert.edge_layers import InexactLayerError
 from gas.convert.fixed_numbers import NUMBERS, training_mode
-from gas.convert.inputs import Inputs, copy_with_noise, eval_mode
-from gas.convert.kept import CONSTANT
+from gas.convert.inputs import (
+    Inputs,
+    copy_value,
+    copy_with_noise,
+    eval_mode,
+    given_parameters,
+    with_noise,
+)
+from gas.convert.kept import CONSTANT, keep_attributes
 from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
+from gas.convert.known import is_close
 from gas.convert.layers import (
     LayerCall,
     describe_call,
@@ -39,13 +48,17 @@ from gas.convert.matrices import replace_products
 from gas.convert.messages import replace_sums, wrap_messages
 from gas.convert.model import Converted
 from gas.convert.normalise import (
+    Normalise,
     conflict,
     move_normalisation,
     take_matrices,
     write_normalisation,
 )
 from gas.convert.outputs import (
+    Outputs,
+    call_module,
     check_outputs,
+    describe_constants,
     find_draws,
     record,
     record_checked,
@@ -111,6 +124,7 @@ def convert_module(
         graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
         trained, caches = run_in_training(copied, inputs, graphs, expected)
     draws = partial(find_draws, copied, inputs, graphs[0])
+    noisy, returned = _run_with_noise(copied, inputs, graphs[0], len(trained))
     graph = _trace(copied, inputs, wanted, graphs, choices.opened, caches)
     num_dropped = sum(DROP in node.meta for node in graph.nodes)
     if choices.is_turned:
@@ -123,15 +137,14 @@ def convert_module(
     given_edges = "" if inputs.by_value else inputs.edges
     transform, normalised, added = move_normalisation(copied, graph, given_edges, weighted)
     if transform is not None:
-        if prepared is not None:
-            raise conflict(prepared, transform)
-        transform.fit_to(inputs.is_matrix, inputs.edges)
-        graphs = [transform(each) for each in graphs]
+        graphs = _normalise_graphs(graphs, transform, prepared, inputs)
     selecting = wrap_selecting_layers(copied, graph, inputs.edges)
     given = [*normalised, *weighted]
     fixed = trained[:1] if num_dropped else trained  # For the first, no edges are dropped.
     run = partial(record_checked, copied, graph, expected, inputs, graphs, transform, fixed, draws)
     outputs, records = run(given)
+    train = partial(record, copied, graph, inputs, graphs[0], given)
+    _check_noise(type(net).__name__, graph, outputs, train, noisy, returned[: len(fixed) + 1])
     counts = [(each.num_nodes, each.num_edges) for each in graphs]
     kinds = find_value_kinds(graph, records, counts)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
@@ -161,6 +174,56 @@ def convert_module(
             outputs, opened=choices.opened, added=added, emptied=choices.emptied,
         ),
     )  # fmt: skip
+
+
+def _normalise_graphs(
+    graphs: list[Data], transform: Normalise, prepared: Preparation | None, inputs: Inputs
+) -> list[Data]:
+    """Apply normalisation to small graphs, and refuse it after another preparation."""
+    if prepared is not None:
+        raise conflict(prepared, transform)
+    transform.fit_to(inputs.is_matrix, inputs.edges)
+    return [transform(each) for each in graphs]
+
+
+def _run_with_noise(
+    net: Module, inputs: Inputs, data: Data, num_trained: int
+) -> tuple[dict[Tensor, Tensor], list[list[Any]]]:
+    """Return parameters with noise, and what a module returns with them.
+
+    First in evaluation, and then with so many of :data:`NUMBERS` in training.
+    """
+    noisy: dict[Tensor, Tensor] = {
+        weight: with_noise(weight.detach()) for weight in net.parameters()
+    }
+    found = []
+    for number in (None, *NUMBERS[:num_trained]):
+        mode = eval_mode(net) if number is None else training_mode(net, number)
+        gradients = torch.no_grad() if number is None else torch.enable_grad()
+        with given_parameters(noisy), mode, keep_attributes(net), gradients:
+            found.append(copy_value(call_module(net, inputs, data)))
+    return noisy, found
+
+
+def _check_noise(
+    name: str, graph: Graph, outputs: Outputs, run: Callable[[float | None], Values],
+    noisy: dict[Tensor, Tensor], expected: Sequence[list[Any]],
+) -> None:  # fmt: skip
+    """Refuse a module whose graph has numbers of its parameters, which training changes.
+
+    ``run`` runs the graph in evaluation, ``None``, or with a random number in training; and
+    ``expected`` is what the module returns with the parameters ``noisy``.
+    """
+    for number, values in zip((None, *NUMBERS), expected, strict=False):
+        with given_parameters(noisy):
+            found = outputs.values(run(number))
+        if not is_close(found, values):
+            raise ValueError(
+                f"{name} returns other values than its layers do, called one by one, after a step "
+                f"of training{describe_constants(graph)}: have the forward of a layer return what "
+                "it computes of its parameters, not set an attribute that others read, and read "
+                "parameters by their names, self.lin.weight, not by parameters() or item()"
+            )
 
 
 def _find_forms(

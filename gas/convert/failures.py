@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,14 +32,40 @@ def describe_error(error: BaseException) -> str:
     """
     if is_own(error):
         return str(error)
-    lines = [
-        frame.line for frame in traceback.extract_tb(error.__traceback__)
+    lines = _lines_of_user(traceback.extract_tb(error.__traceback__))
+    first = next(iter(str(error).splitlines()), "")
+    what = f"{type(error).__name__}: {first}".rstrip(":. ")
+    return f"'{lines[-1]}' raises {what}" if lines else f"it raises {what}"
+
+
+def _lines_of_user(frames: traceback.StackSummary) -> list[str]:
+    """Return the lines of the user's code among frames, the innermost last."""
+    return [
+        frame.line[:LONGEST] for frame in frames
         if frame.line and not frame.filename.startswith(_LIBRARIES)
         and not _WRITTEN.search(frame.filename)
     ]  # fmt: skip
-    first = next(iter(str(error).splitlines()), "")
-    what = f"{type(error).__name__}: {first}".rstrip(":. ")
-    return f"'{lines[-1][:LONGEST]}' raises {what}" if lines else f"it raises {what}"
+
+
+def find_line() -> str:
+    """Return the line of the module's code that is run, or ""."""
+    frames = itertools.takewhile(
+        lambda pair: pair[0].f_code.co_name != "convert_module",
+        traceback.walk_stack(sys._getframe(1)),
+    )
+    lines = _lines_of_user(traceback.StackSummary.extract(frames))
+    return lines[0] if lines else ""
+
+
+def changes_error(name: str) -> ValueError:
+    """Return the error of a module that changes a parameter or attribute in the line it is at."""
+    line = find_line()
+    where = repr(line) if line else "it"
+    return ValueError(
+        f"{where} changes '{name}' of the module in forward, and mini-batches come one after "
+        "another: change it in the training loop, after optimizer.step(), or compute with a "
+        "changed copy, .clone()"
+    )
 
 
 def describe_values(values: Mapping[str, Any]) -> str:

@@ -81,6 +81,18 @@ class FixedNumbers(TorchDispatchMode):
 
 
 @contextlib.contextmanager
+def keep_generators(net: Module) -> Iterator[None]:
+    """Restore the global generators of PyTorch, of a module's devices, NumPy and Python."""
+    devices = {p.device.index for p in net.parameters() if p.device.type == "cuda"}
+    with contextlib.ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        random.seed()  # PyG draws names of copies of its Sequential, which mustn't come again.
+        stack.callback(np.random.set_state, np.random.get_state())
+        stack.enter_context(torch.random.fork_rng(devices=sorted(devices)))
+        yield
+
+
+@contextlib.contextmanager
 def training_mode(net: Module, number: float) -> Iterator[FixedNumbers]:
     """Set training mode in this context, without gradients, and with :class:`FixedNumbers`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from gas.convert.arguments import (
     features_parameter,
     find_dictionaries,
     graph_parameter,
+    node_table_error,
     parameters,
     refuse_ambiguous_weights,
 )
@@ -34,12 +35,11 @@ from gas.convert.failures import (
     find_lacking,
     is_own,
 )
-from gas.convert.kept import keep_attributes, set_attributes
+from gas.convert.kept import copy_module, keep_attributes, set_attributes
 from gas.convert.matrices import TracedMatrix
 from gas.convert.modes import TRAINING
 from gas.convert.trace import GIVEN
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
-from gas.nn import deep_copy
 from gas.scalable import preserve_modes
 
 # Parameters of a call with a mini-batch, and of the graph that is made here.
@@ -201,7 +201,8 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     Raises:
         ValueError: If the graph lacks one, or a name can't be used.
     """
-    method = "forward" if has_forward(net) else "encode"
+    has_forward = type(net).forward is not Module.forward or "forward" in vars(net)
+    method = "forward" if has_forward else "encode"
     wanted = parameters(net, method)
     features = ""
     if graph := graph_parameter(wanted, data):
@@ -281,59 +282,6 @@ def make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
     return Data(x=torch.empty(1, width).expand(num_nodes, width), edge_index=none)
 
 
-def has_forward(net: Module) -> bool:
-    """Return whether a module has a ``forward`` of its own."""
-    return type(net).forward is not Module.forward or "forward" in vars(net)
-
-
-def node_table_error(
-    net: Module, data: Data, error: ValueError, emptied: Collection[str] = ()
-) -> ValueError | None:
-    """Return the error of a module that has a table of all nodes; ``None`` if it has none.
-
-    Args:
-        net: The module.
-        data: The graph.
-        error: What it raises.
-        emptied: Attributes that it computes of the graph itself. (default: none)
-    """
-    size, matrices = data.num_nodes, []
-    for name, weight in net.named_parameters():
-        if "node_id" in data or weight.dim() != 2 or size not in weight.shape:
-            continue
-        what = "row" if weight.size(0) == size else "column"
-        return ValueError(
-            f"'{name}' has a {what} for each node, and a mini-batch has some of the nodes: set "
-            "data.node_id = torch.arange(data.num_nodes), and give layers embedding(node_id), or "
-            f"table[node_id], instead of all rows, or of None. Now, {error}"
-        )
-    tables = []
-    for prefix, module in net.named_modules():
-        for name, value in {**vars(module), **module._buffers}.items():
-            sizes = value.sizes if hasattr(value, "sparse_sizes") else None
-            shape: Any = getattr(value, "shape", ()) if sizes is None else sizes()
-            full_name = f"{prefix}.{name}".lstrip(".")
-            if len(shape) > 0 and shape[0] == size and full_name not in emptied:
-                tables.append((full_name, name))
-                matrices += [name] * (tuple(shape) == (size, size))
-    if not tables:
-        return None
-    name, attribute = tables[0]
-    cure = f"set data.{attribute} to it, and take '{attribute}' as an argument of forward"
-    if attribute in matrices:
-        cure = "set data.adj_t to it instead of data.edge_index, and take 'adj_t' in forward"
-    if len(matrices) > 1:
-        cure = (
-            "put the entries of all matrices into one data.edge_index, with a column of values for "
-            "each matrix in data.edge_attr, and multiply by torch.sparse_coo_tensor("
-            "edge_index.flip(0), edge_attr[:, 0], (num_nodes, num_nodes)), and by that of column 1"
-        )
-    return ValueError(
-        f"'{name}' keeps rows of all nodes of a graph, and a mini-batch has some of the nodes: "
-        f"{cure}. Now, {error}"
-    )
-
-
 def copy_with_noise(net: Module, emptied: dict[str, Any]) -> Module:
     """Copy a module, and add noise to its parameters, for runs on small graphs.
 
@@ -343,20 +291,30 @@ def copy_with_noise(net: Module, emptied: dict[str, Any]) -> Module:
         net: The module.
         emptied: Attributes that the copy doesn't have, see :func:`gas.convert.kept.find_filled`.
     """
-    try:
-        copied = deep_copy(net)
-    except Exception as error:
-        raise ValueError(
-            f"{type(net).__name__} can't be copied, to be tried on a small graph: "
-            f"{describe_error(error)}; keep what copy.deepcopy can't copy outside of the module"
-        ) from error
+    copied = copy_module(net)
     forget_cached(copied)
     set_attributes(copied, emptied)
-    with torch.no_grad():
-        for parameter in copied.parameters():
-            if parameter.is_floating_point():
-                parameter.add_(0.1 * torch.randn_like(parameter))
+    for weight in copied.parameters():
+        weight.data = with_noise(weight.detach())
     return copied
+
+
+def with_noise(weight: Tensor) -> Tensor:
+    """Return a copy of a parameter with noise."""
+    return weight + 0.1 * torch.randn_like(weight) if weight.is_floating_point() else weight.clone()
+
+
+@contextlib.contextmanager
+def given_parameters(weights: Mapping[Tensor, Tensor]) -> Iterator[None]:
+    """Give parameters copies of other values in this context."""
+    kept = {weight: weight.data for weight in weights}
+    try:
+        for weight, value in weights.items():
+            weight.data = value.clone()
+        yield
+    finally:
+        for weight, value in kept.items():
+            weight.data = value
 
 
 def forget_cached(net: Module) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,37 +11,40 @@ import torch
 from torch import Tensor
 from torch.fx import Node, Proxy
 from torch.nn import Module
-from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import SparseTensor
 
+from gas.convert.changes import find_places, is_own_module
+from gas.convert.failures import describe_error
 from gas.convert.known import is_about_shape, is_close
 from gas.convert.matrices import TracedMatrix
 from gas.nn import BY_TIME, deep_copy
 
 CONSTANT = "_tensor_constant"  # The prefix of the names of tensors that a trace stores.
-_OTHERS = ("training", "_parameters", "_modules")  # Which are kept otherwise, or need not be.
+# Which are kept otherwise, or need not be.
+_OTHERS = ("training", "_parameters", "_modules")
+ATTRIBUTES_OF_TORCH = (*_OTHERS, "_buffers")
 MANY_CALLS = 1_000_007  # Prime, so that not every counter of some calls begins anew.
+MOST_SHARED = 1000  # Items of a global list or dictionary that is restored.
 MOST_ROWS = 100_000  # Of a graph on which a module is run as a whole.
 ABSENT = object()  # In place of the value of an attribute that there isn't.
-_LIBRARIES = ("torch", "torch_geometric")
 
 
 @contextmanager
 def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
     """Restore attributes and buffers of a module, and of its parts, at the end.
 
-    But for buffers of modules of PyTorch and PyG, and lazy modules, which the call completes.
+    But for buffers of modules of PyTorch and PyG, and lazy modules, which the call completes. And
+    restore attributes of their classes, and globals beside these.
 
     Yields:
         An empty dictionary, which then gets the attributes that were changed, by their names.
     """
     changed: dict[str, Any] = {}
     saved = [
-        (f"{name}.".lstrip("."), values, dict(values), _copy_contents(values))
-        for name, each in net.named_modules() if not _is_lazy(each)
-        for values in ((vars(each), each._buffers) if _is_own(each) else (vars(each),))
-    ]  # fmt: skip
+        (prefix, values, dict(values), _copy_contents(values, prefix.endswith(":")))
+        for prefix, values in find_places(net)
+    ]
     try:
         yield changed
     finally:
@@ -56,22 +60,21 @@ def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
                     _restore(value, copied[0])
 
 
-def _is_own(module: Module) -> bool:
-    return type(module).__module__.split(".")[0] not in _LIBRARIES
-
-
-def _is_lazy(module: Module) -> bool:
-    return any(is_lazy(weight) for weight in module.parameters(recurse=False))
-
-
 def _own_modules(net: Module) -> Iterator[tuple[str, Module]]:
     for name, module in net.named_modules():
-        if _is_own(module):
+        if is_own_module(module):
             yield name, module
 
 
-def _copy_contents(values: dict[str, Any]) -> list[tuple[str, Any, tuple[Any, int]]]:
-    """Copy tensors, and containers with what is in them."""
+def _copy_contents(
+    values: MutableMapping[str, Any], are_shared: bool
+) -> list[tuple[str, Any, tuple[Any, int]]]:
+    """Copy tensors, and containers with what is in them; if they are shared, small ones alone."""
+    if are_shared:
+        return [
+            (key, value, _copy(value)) for key, value in list(values.items())
+            if type(value) in (dict, list, set) and len(value) < MOST_SHARED
+        ]  # fmt: skip
     found: list[tuple[str, Any, tuple[Any, int]]] = []
 
     def add(key: str, value: Any) -> None:
@@ -83,7 +86,7 @@ def _copy_contents(values: dict[str, Any]) -> list[tuple[str, Any, tuple[Any, in
             found.append((key, value, _copy(value)))
 
     for key, value in values.items():
-        if key not in (*_OTHERS, "_buffers") and not key.endswith("_hooks"):
+        if key not in ATTRIBUTES_OF_TORCH and not key.endswith("_hooks"):
             add(key, value)
     return found
 
@@ -126,10 +129,10 @@ def find_filled(net: Module, size: int, call: Callable[[Module], Any]) -> dict[s
         f"{prefix}.{key}".lstrip(".")
         for prefix, module in _own_modules(net)
         for key, value in vars(module).items()
-        if size <= MOST_ROWS and key not in (*_OTHERS, "_buffers")
-        and any(max(each.shape) >= size for each in _rows(value))
+        if size <= MOST_ROWS and key not in ATTRIBUTES_OF_TORCH
+        and any(max(each.shape) >= size for each in find_rows(value))
     ]  # fmt: skip
-    copied = deep_copy(net) if names else net
+    copied = copy_module(net) if names else net
     for empty in (None, ABSENT) if names else ():
         given = {name: {} if type(_find(copied, name)) is dict else empty for name in names}
         with keep_attributes(copied):
@@ -142,6 +145,36 @@ def find_filled(net: Module, size: int, call: Callable[[Module], Any]) -> dict[s
         if found:
             return {name: given[name] for name in found}
     return {}
+
+
+def copy_module(net: Module) -> Module:
+    """Copy a module.
+
+    Raises:
+        ValueError: If it can't be copied.
+    """
+    try:
+        return deep_copy(net)
+    except Exception as error:
+        found = [
+            f"{name}.{key}".lstrip(".")
+            for name, module in net.named_modules() for key, value in vars(module).items()
+            if key not in ATTRIBUTES_OF_TORCH and _fails_alike(value, error)
+        ]  # fmt: skip
+        which = f"'{found[0]}' raises {type(error).__name__}: {error}" if found else ""
+        raise ValueError(
+            f"{type(net).__name__} can't be copied, to be tried on a small graph: "
+            f"{which or describe_error(error)}; keep what copy.deepcopy can't copy outside of the "
+            "module"
+        ) from error
+
+
+def _fails_alike(value: Any, error: Exception) -> bool:
+    try:
+        copy.deepcopy(value)
+    except Exception as other:  # Copying may raise anything.
+        return str(other) == str(error)
+    return False
 
 
 def set_attributes(net: Module, values: dict[str, Any]) -> None:
@@ -159,7 +192,7 @@ def _find(net: Module, name: str) -> Any:
     return vars(net.get_submodule(prefix)).get(key)
 
 
-def _rows(value: Any) -> list[Any]:
+def find_rows(value: Any) -> list[Any]:
     """Return the tensors of some dimension in an attribute, and those of matrices in it."""
     found: list[Any] = []
     for leaf in tree_leaves(value):
@@ -174,7 +207,7 @@ def _rows(value: Any) -> list[Any]:
 
 
 def _are_equal(value: Any, other: Any) -> bool:
-    one, two = _rows(value), _rows(other)
+    one, two = find_rows(value), find_rows(other)
     return bool(one) and is_close(one, two)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import linecache
 import operator
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -17,6 +15,7 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
+from gas.convert.failures import changes_error, find_line
 from gas.convert.matrices import TracedMatrix
 from gas.convert.modes import EDGE_CALLS, LINE
 from gas.scalable import preserve_modes
@@ -72,8 +71,12 @@ class KnownProxy(Proxy):
         made = self.tracer.create_proxy(
             "call_function", assign, args, {}, name=f"{self.node.name}_changed"
         )
-        frame = sys._getframe(1)  # The line of the user's that assigns.
-        made.node.meta[LINE] = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        made.node.meta[LINE] = find_line()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "data":
+            raise changes_error(str(self.node.target if self.node.op == "get_attr" else self.node))
+        super().__setattr__(name, value)
 
     def __index__(self) -> int:
         value = cast(Any, self.tracer).known.fixed(self.node)
@@ -87,11 +90,8 @@ class KnownProxy(Proxy):
 class _KnownAttribute(Attribute):
     """Attribute of a proxy, such as its shape, whose length may be known."""
 
-    def __len__(self) -> int:
-        return cast(Any, self.tracer).known.length(self.node)
-
-    def __getattr__(self, k: str) -> Attribute:
-        return _KnownAttribute(self, k)
+    __len__, __setitem__ = KnownProxy.__len__, KnownProxy.__setitem__
+    __getattr__ = KnownProxy.__getattr__
 
 
 class KnownValues:
@@ -122,7 +122,7 @@ class KnownValues:
             if node.op == "placeholder":
                 self._values[node] = [given[str(node.target)] for given in self._samples]
             elif node.op == "get_attr":
-                self._values[node] = [_attribute(self.root, str(node.target))]
+                self._values[node] = [operator.attrgetter(str(node.target))(self.root)]
                 self._values[node] *= len(self._samples)
             elif all(argument in self._values for argument in node.all_input_nodes):
                 self._values[node] = [
@@ -174,10 +174,8 @@ class KnownValues:
 
     def fixed(self, node: Node) -> Any:
         """Return a value that follows from shapes alone, the same on each graph, or ``None``."""
-        return self._values[node][0] if self._is_fixed(node, set()) else None
-
-    def _is_fixed(self, node: Node, seen: set[Node]) -> bool:
-        return self._follows_from_shapes(node, seen) and not self._varies(node)
+        is_fixed = self._follows_from_shapes(node, set()) and not self._varies(node)
+        return self._values[node][0] if is_fixed else None
 
     def _varies(self, node: Node) -> bool:
         first, *rest = self._values[node]
@@ -265,12 +263,6 @@ def _has_tensor(value: Any) -> bool:
 def _has_ids(value: Any) -> bool:
     leaves = tree_leaves(value)
     return any(isinstance(leaf, Tensor) and leaf.dtype == torch.long for leaf in leaves)
-
-
-def _attribute(module: Any, target: str) -> Any:
-    for name in target.split("."):
-        module = getattr(module, name)
-    return module
 
 
 def evaluate_node(

@@ -17,7 +17,7 @@ from torch.fx import Graph, Proxy
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import WITH_TORCH_SCATTER, WITH_TORCH_SPARSE, SparseTensor
-from torch_geometric.utils import scatter, to_undirected
+from torch_geometric.utils import coalesce, scatter, to_undirected
 
 from gas.convert.modes import copy_function, replace_functions
 from gas.nn import ProjectedConv, SimpleConv
@@ -84,6 +84,10 @@ def matrix_error(name: str) -> MatrixError:
         "edge_index.flip(0) are the transposed edges, degree(edge_index[1], x.size(0)) the sums of "
         "rows, and gcn_norm(edge_index, num_nodes=x.size(0)) normalises"
     )
+
+
+def _describe_refusal(name: str) -> str:
+    return f"'{name}' of a sparse matrix can't be followed: multiply the matrix by rows of nodes"
 
 
 class TracedMatrix:
@@ -195,6 +199,13 @@ class TracedMatrix:
             edges, value = to_undirected(edges, value, size, reduce)
         return TracedMatrix(edges[0], edges[1], value, self.shape)
 
+    def coalesce(self, reduce: str = "sum") -> TracedMatrix:
+        """Return the matrix with an entry for each pair once; products add up those of values."""
+        if self.value is not None:
+            return self if reduce in ("sum", "add") else self.__getattr__(f"coalesce by {reduce}")
+        edges = coalesce(torch.stack([self.row, self.col]), num_nodes=self.shape[0])
+        return TracedMatrix(edges[0], edges[1], None, self.shape)
+
     def nnz(self) -> Any:
         """Return the number of entries."""
         return self.row.size(0)
@@ -229,13 +240,16 @@ class TracedMatrix:
     def _itself(self, *args: Any, **kwargs: Any) -> TracedMatrix:
         return self
 
-    fill_cache_ = coalesce = to = cuda = cpu = to_sparse_csr = to_sparse_coo = _itself
+    fill_cache_ = to = cuda = cpu = to_sparse_csr = to_sparse_coo = _itself
     to_torch_sparse_coo_tensor = to_torch_sparse_csr_tensor = _itself
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"'{name}' of a sparse matrix can't be followed: multiply the matrix by rows of nodes"
-        )
+        raise AttributeError(_describe_refusal(name))
+
+    def _refuse(self, other: Any) -> Any:
+        raise TypeError(_describe_refusal("+, - or [...]"))
+
+    __getitem__ = __add__ = __radd__ = __sub__ = __rsub__ = __truediv__ = __pow__ = _refuse
 
     @classmethod
     def __torch_function__(
@@ -245,10 +259,7 @@ class TracedMatrix:
             return args[0].multiply(args[1])
         if function.__name__ == "_sparse_sum" and len(args) == 2:
             return args[0].sum(args[1])
-        raise TypeError(
-            f"'{function.__name__}' of a sparse matrix can't be followed: multiply "
-            "the matrix by rows of nodes"
-        )
+        raise TypeError(_describe_refusal(function.__name__))
 
 
 def spread_matrix(layer: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:

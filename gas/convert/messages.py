@@ -103,7 +103,7 @@ class _Writer:
             is_layer(self._net, user)
             or (
                 self._kinds.get(user) in (EDGES, SELECTED)
-                and not self._gathers_by_destination(user)
+                and not any(self._is_end(each, 1) for each in user.all_input_nodes)
             )
             for user in node.users
         )
@@ -146,9 +146,6 @@ class _Writer:
         is_function = node.op in ("call_function", "call_method")
         rows = [each for each in node.all_input_nodes if self._kinds[each] == ROWS]
         return is_function and bool(rows) and any(map(self._is_reduced, rows))
-
-    def _gathers_by_destination(self, node: Node) -> bool:
-        return any(self._is_end(each, 1) for each in node.all_input_nodes)
 
     def _is_end(self, node: Node, end: int) -> bool:
         """Return whether a value is the sources, or destinations, of edges, all or selected."""

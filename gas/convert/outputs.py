@@ -21,13 +21,15 @@ from gas.convert.edge_layers import bind
 from gas.convert.failures import describe_error, is_own
 from gas.convert.fixed_numbers import NUMBERS, training_mode
 from gas.convert.inputs import Inputs, copy_value, eval_mode
-from gas.convert.kept import find_caches, find_read, keep_attributes, memory_error
+from gas.convert.kept import CONSTANT, find_caches, find_read, keep_attributes, memory_error
 from gas.convert.kinds import ROWS, Values
 from gas.convert.known import is_close
-from gas.convert.modes import BY_ROW, IN_ORDER, TRAINING
+from gas.convert.modes import BY_ROW, IN_ORDER, LINE, RANDOM, TRAINING
 from gas.convert.normalise import DifferentEdgesError, Normalise
 from gas.convert.scope import join_columns
 from gas.graph import WEIGHT
+
+UNKNOWN = "a generator of its own, if no layer changes its parameters in forward"
 
 
 @dataclass(frozen=True)
@@ -239,10 +241,18 @@ def record_values(
         return [record(net, graph, inputs, each, weighted) for each in graphs]
     except Exception as error:
         how = f" after {transform}, which attributes of edges don't follow" if transform else ""
+        how += describe_constants(graph)
         kind = DifferentEdgesError if transform else ValueError
         raise kind(
             f"{type(net).__name__} can't be run on a small graph{how}: {describe_error(error)}"
         ) from error
+
+
+def describe_constants(graph: Graph) -> str:
+    """Return which lines read tensors that aren't followed, or ""."""
+    found = [node for node in graph.nodes if str(node.target).startswith(CONSTANT)]
+    lines = list(dict.fromkeys(node.meta[LINE] for node in found if node.meta.get(LINE)))
+    return f" (it reads a tensor that isn't followed: {lines[0]!r})" if len(lines) == 1 else ""
 
 
 def call_module(net: Module, inputs: Inputs, data: Data) -> list[Any]:
@@ -347,6 +357,7 @@ def record_checked(
         ):
             cure = "it mustn't change tensors that are read elsewhere; compute new ones"
             drawn = find_draws(True)
+            cure = RANDOM if drawn == UNKNOWN else cure
             if not IN_ORDER.isdisjoint(drawn.split(", ")):
                 cure = f"it draws by {drawn}, and a mini-batch has other rows: {BY_ROW}"
             raise ValueError(
@@ -358,10 +369,14 @@ def record_checked(
 
 def find_draws(net: Module, inputs: Inputs, data: Data, training: bool) -> str:
     """Return the functions by which a module draws random numbers in a mode, or ""."""
-    with training_mode(net, NUMBERS[0]) as numbers, keep_attributes(net):
+    found = []
+    with training_mode(net, NUMBERS[0]) as numbers:
         net.train(training)
-        call_module(net, inputs, data)
-    return ", ".join(dict.fromkeys(numbers.found))
+        for _ in range(2):
+            with keep_attributes(net):
+                found.append(copy_value(call_module(net, inputs, data)))
+    drawn = ", ".join(dict.fromkeys(numbers.found))
+    return drawn or ("" if is_close(*found) else UNKNOWN)
 
 
 class MismatchError(DifferentEdgesError):

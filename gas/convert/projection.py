@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
 
+from gas.convert.changes import is_in_place
 from gas.convert.kinds import OTHER, ROWS, Values
 from gas.convert.matrices import FUNCTIONS, METHODS, PRODUCTS, PROJECTED, add_product
-from gas.convert.rewrite import is_in_place
 from gas.convert.trace import Added, get_module
 from gas.nn import LINEAR_LAYERS, ProjectedConv, has_hooks
 

@@ -13,6 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
+from gas.convert.changes import VIEWS, is_in_place, views_of
 from gas.convert.known import assign, is_about_shape
 from gas.convert.matrices import matrix_error
 from gas.convert.modes import TRAINING
@@ -20,12 +21,6 @@ from gas.convert.scope import dropout, pull, with_own
 from gas.convert.trace import get_module, is_dropout
 from gas.nn import Dropout, has_hooks, relu_dropout
 
-VIEWS = (
-    operator.getitem, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.transpose,
-    "view", "view_as", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "t",
-    "narrow", "select", "expand", "unflatten", "chunk", "split", "unbind",
-    torch.chunk, torch.split, torch.unbind,
-)  # fmt: skip
 COMPARISONS = (
     operator.getitem, operator.invert, operator.and_, operator.or_, operator.lt, operator.gt,
     operator.le, operator.ge, operator.eq, operator.ne,
@@ -40,7 +35,7 @@ def follow_changes(net: Module, graph: Graph) -> None:
     Such as ``count.scatter_add_(0, index, one)``, of a tensor that was made before.
 
     Raises:
-        ValueError: If a dropout changes a view of a tensor, or an assignment a parameter or buffer.
+        ValueError: If a view of a tensor is changed by dropout, or the tensor is read afterwards.
     """
     order = {node: position for position, node in enumerate(graph.nodes)}
     changed: Any
@@ -57,12 +52,6 @@ def follow_changes(net: Module, graph: Graph) -> None:
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
         if node.target is assign:
             changed = node.args[0]
-            source = _views_of(changed)[-1]
-            if source.op == "get_attr":
-                raise ValueError(
-                    f"'{source.target}' of the module is changed by an assignment, [...] = ..., "
-                    "and mini-batches come one after another: assign to a copy, .clone()"
-                )
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
             continue
         if not is_in_place(node) or node.users or not isinstance(node.args[0], Node):
@@ -73,25 +62,13 @@ def follow_changes(net: Module, graph: Graph) -> None:
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
 
 
-def _views_of(node: Node) -> list[Node]:
-    """Return a value, what it is a view of, and so on."""
-    found: list[Node] = [node]
-    while (last := found[-1]).target in VIEWS and isinstance(last.args[0], Node):
-        key = last.args[1] if last.target is operator.getitem else None
-        keys = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(each, Node) for each in keys):  # What a tensor selects is copied.
-            break
-        found.append(last.args[0])
-    return found
-
-
 def _check_view(order: dict[Node, int], node: Node) -> None:
     """Refuse a change in place of a view of what is read afterwards.
 
     Raises:
         ValueError: Naming the view and what it is of.
     """
-    views = _views_of(node.args[0]) if isinstance(node.args[0], Node) else []
+    views = views_of(node.args[0]) if isinstance(node.args[0], Node) else []
     for source in views[1:]:
         readers = [user for user in source.users if order.get(user, 0) > order[node]]
         if readers:
@@ -191,15 +168,6 @@ def _drops_in_place(net: Module, node: Node) -> bool:
     return bool({"inplace": getattr(module, "inplace", False), **given, **node.kwargs}["inplace"])
 
 
-def is_in_place(node: Node) -> bool:
-    """Return whether a function changes its first argument, by its name or an option."""
-    if node.op == "call_function" and node.args and node.kwargs.get("inplace") is True:
-        return True
-    name = str(getattr(node.target, "__name__", node.target))
-    is_function = node.op in ("call_function", "call_method") and bool(node.args)
-    return is_function and name.endswith("_") and not name.endswith("__")
-
-
 def skip_copies(graph: Graph, edges: str) -> None:
     """Have copies of the edges, such as ``edge_index.to(device)``, be the edges themselves."""
     source = next(node for node in graph.nodes if (node.op, node.target) == ("placeholder", edges))
@@ -223,7 +191,8 @@ def refuse_methods(graph: Graph, edges: str) -> None:
         if node.op == "call_module" or not isinstance(given, Node) or given.target != edges:
             continue
         if node.op != "output" and not is_about_shape(node):
-            raise matrix_error(str(node.args[1] if node.target is getattr else node.target))
+            name = node.args[1] if node.target is getattr else node.target
+            raise matrix_error(str(getattr(name, "__name__", name)))
 
 
 def turn_ends(graph: Graph, values: Mapping[Node, Any]) -> None:

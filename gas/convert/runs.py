@@ -24,6 +24,7 @@ from torch_geometric.nn.models import rev_gnn
 from torch_geometric.typing import SparseTensor
 
 from gas.convert.edge_layers import InexactLayerError
+from gas.convert.failures import changes_error
 from gas.convert.fixed_numbers import DRAWS
 from gas.convert.kept import CONSTANT, check_caches, keep_attributes
 from gas.convert.known import FACTORIES, KnownProxy, record_call
@@ -227,6 +228,7 @@ class Runs:
             self.branches.start(known, outcomes, rest)
             with _Draws(known) as draws, keep_attributes(net) as changed:
                 graph = self.tracer.trace(net)
+                draws.check_parameters()
             check_caches(net, self._caches, changed)
             self.branches.stop()
             if known.dropping:
@@ -301,16 +303,34 @@ def _run_with(runs: Runs, turned: Sequence[int], count: int, base: int) -> Graph
 
 
 class _Draws(TorchDispatchMode):
-    """Notes whether this thread draws numbers in a trace, other than for values on small graphs."""
+    """Notes whether this thread draws numbers in a trace, and refuses changes of parameters.
+
+    Other than for values on small graphs.
+    """
 
     def __init__(self, known: Any) -> None:
         super().__init__()
         self._known, self.found = known, False
+        named = known.root.named_parameters()
+        self._names = {weight.data_ptr(): name for name, weight in named if weight.numel()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags and not self._known.is_evaluating:
-            self.found = True
+        if not self._known.is_evaluating:
+            self.found |= torch.Tag.nondeterministic_seeded in func.tags
+            arguments = func._schema.arguments
+            given = dict(zip([each.name for each in arguments], args, strict=False), **kwargs or {})
+            written = [each.name for each in arguments if each.is_write]
+            for leaf in tree_leaves([given.get(name) for name in written]):
+                is_dense = isinstance(leaf, Tensor) and leaf.layout == torch.strided
+                if is_dense and (name := self._names.get(leaf.untyped_storage().data_ptr())):
+                    raise changes_error(name)
         return func(*args, **(kwargs or {}))
+
+    def check_parameters(self) -> None:
+        """Refuse parameters that were given other values, ``weight.data = ...``."""
+        for name, weight in self._known.root.named_parameters():
+            if weight.numel() and weight.data_ptr() not in self._names:
+                raise changes_error(name)
 
 
 def _random_states(net: Module) -> list[Any]:

@@ -12,13 +12,14 @@ from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
+from gas.convert.arguments import node_table_error
 from gas.convert.conversion import Choices, convert_module
 from gas.convert.edge_layers import DirectionError, InexactLayerError
+from gas.convert.fixed_numbers import keep_generators
 from gas.convert.inputs import (
     Inputs,
     find_inputs,
     make_graph,
-    node_table_error,
 )
 from gas.convert.kept import find_filled
 from gas.convert.matrices import MatrixError
@@ -102,7 +103,7 @@ def to_scalable(
         check_nodes(data, data.num_nodes)
     with explain_failures(net):
         inputs, wanted = find_inputs(net, data)
-    with _LOCK, torch.random.fork_rng(devices=[]):
+    with _LOCK, keep_generators(net):
         if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
             find_sample_graphs(net, inputs, data, wanted)  # It runs the module.
         torch.default_generator.manual_seed(0)

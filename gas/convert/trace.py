@@ -18,8 +18,10 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
+from gas.convert.changes import check_change
 from gas.convert.edge_layers import EdgeLayer, InexactLayerError, Propagation
-from gas.convert.failures import describe_error, is_own
+from gas.convert.failures import describe_error, find_line, is_own
+from gas.convert.kept import CONSTANT
 from gas.convert.known import KnownProxy, KnownValues
 from gas.convert.matrices import MatrixError, TracedMatrix, matrix_error, spread_matrix
 from gas.convert.modes import (
@@ -28,6 +30,7 @@ from gas.convert.modes import (
     DROPOUTS,
     IN_ONE_MODE,
     IN_ORDER,
+    LINE,
     RANDOM,
     TRAINING,
     ModeMerger,
@@ -159,13 +162,16 @@ class _Tracer(Tracer):
         return super().create_proxy(kind, target, *args, **kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> Node:
-        """Note what is computed without gradients, and refuse a change of autocast."""
+        """Note what has no gradients, and refuse changes of autocast and of parameters."""
         if torch.is_autocast_enabled("cpu") != self._autocast:
             raise ValueError(
                 "it changes whether lower precision is on, which a graph can't say: take autocast "
                 "around the model"
             )
         node = super().create_node(*args, **kwargs)
+        check_change(self.known.root, node)
+        if node.op == "get_attr" and str(node.target).startswith(CONSTANT):
+            node.meta[LINE] = find_line()
         if not torch.is_grad_enabled():
             self._without_gradient.add(node)
         return node

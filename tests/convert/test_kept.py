@@ -1,8 +1,11 @@
 """Attributes that a module sets when it is called: kept for a look, computed once, or memory."""
 
 import copy
+import random
 import re
+import threading
 
+import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -298,6 +301,194 @@ def test_all_that_is_changed_is_restored():
     assert not inner.rows.any()
     assert changed.keys() == {"0.rows", "0.calls", "0.new", "0.kept"}
     assert changed["0.rows"].sum() == 3
+
+
+# Parameters ---------------------------------------------------------------------------------------
+
+
+def clamp(net, x, edge_index):
+    net.lin.weight.data.clamp_(0)
+    return net.lin(net.hop(x, edge_index))
+
+
+def scale_in_training(net, x, edge_index):
+    if net.training:
+        net.lin.weight.data.mul_(0.9)
+    return net.lin(net.hop(x, edge_index))
+
+
+def normalise_by_hand(net, x, edge_index):
+    with torch.no_grad():
+        net.lin.weight.copy_(net.lin.weight / net.lin.weight.norm())
+    return net.lin(net.hop(x, edge_index))
+
+
+def write_by_out(net, x, edge_index):
+    with torch.no_grad():
+        torch.renorm(net.lin.weight, 2, 0, 1.0, out=net.lin.weight)
+    return net.lin(net.hop(x, edge_index))
+
+
+def set_a_row(net, x, edge_index):
+    net.lin.weight.data[0] = 0.0
+    return net.lin(net.hop(x, edge_index))
+
+
+def give_values(net, x, edge_index):
+    net.lin.weight.data = net.lin.weight.data.abs()
+    return net.lin(net.hop(x, edge_index))
+
+
+def clamp_all(net, x, edge_index):
+    for weight in net.lin.parameters():
+        weight.data.clamp_(-0.1, 0.1)
+    return net.lin(net.hop(x, edge_index))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        clamp,
+        scale_in_training,
+        normalise_by_hand,
+        write_by_out,
+        set_a_row,
+        give_values,
+        clamp_all,
+    ],
+)
+def test_parameters_that_forward_changes_are_refused(function):
+    with pytest.raises(ValueError, match=r"' changes 'lin.weight' of the module .* the training"):
+        gas.to_scalable(net_of(function, hop=pyg.SimpleConv()), random_graph())
+
+
+class Constrained(nn.Linear):
+    """A layer whose rows have norms of at most 1."""
+
+    def forward(self, x):
+        self.weight.data.div_(self.weight.data.norm(dim=1, keepdim=True).clamp(min=1))
+        self.penalty = self.weight.square().sum()
+        return super().forward(x)
+
+
+class Decaying(nn.Linear):
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.mul_(0.999)
+        return super().forward(x)
+
+
+def call_a_layer(net, x, edge_index):
+    return net.b(net.part(net.a(x, edge_index)), edge_index)
+
+
+def test_layers_may_constrain_their_own_parameters():
+    check(net_of(call_a_layer, part=Constrained(8, 8)), random_graph(), of_x)
+    check_gradients(net_of(call_a_layer, part=Constrained(8, 8)), random_graph(), of_x)
+    with pytest.raises(ValueError, match="other values when it is run again"):
+        gas.to_scalable(net_of(call_a_layer, part=Decaying(8, 8)), random_graph())
+
+
+def read_what_a_layer_sets(net, x, edge_index):
+    return call_a_layer(net, x, edge_index) * net.part.penalty
+
+
+def read_a_number(net, x, edge_index):
+    return call_a_layer(net, x, edge_index) * net.part.penalty.item()
+
+
+def read_all_parameters(net, x, edge_index):
+    size = sum(weight.square().sum() for weight in net.lin.parameters())
+    return call_a_layer(net, x, edge_index) * size
+
+
+@pytest.mark.parametrize("function", [read_what_a_layer_sets, read_a_number, read_all_parameters])
+def test_numbers_of_parameters_that_are_not_followed_are_refused(function):
+    with pytest.raises(ValueError, match="after a step of training.* return what it computes"):
+        gas.to_scalable(net_of(function, part=Constrained(8, 8)), random_graph())
+
+
+# Classes and globals ------------------------------------------------------------------------------
+
+KEPT = {}
+DEGREES = None
+
+
+class Shared(nn.Module):
+    degrees = None
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3)
+
+    def forward(self, x, edge_index):
+        return self.b(self.a(x / self.count(x, edge_index)[:, None], edge_index), edge_index)
+
+
+class InClass(Shared):
+    def count(self, x, edge_index):
+        if InClass.degrees is None:
+            InClass.degrees = 1 + degree(edge_index[1], x.size(0), x.dtype)
+        return InClass.degrees
+
+
+class InDictionary(Shared):
+    def count(self, x, edge_index):
+        if "degrees" not in KEPT:
+            KEPT["degrees"] = 1 + degree(edge_index[1], x.size(0), x.dtype)
+        return KEPT["degrees"]
+
+
+class InGlobal(Shared):
+    def count(self, x, edge_index):
+        global DEGREES
+        if DEGREES is None:
+            DEGREES = 1 + degree(edge_index[1], x.size(0), x.dtype)
+        return DEGREES
+
+
+@pytest.mark.parametrize("kind", [InClass, InDictionary, InGlobal])
+def test_what_classes_and_globals_keep_of_the_small_graph_is_forgotten(kind):
+    def call(net, data):
+        with keep_attributes(net):
+            return of_x(net, data)
+
+    check(kind(), random_graph(), call)
+    assert (InClass.degrees, KEPT, DEGREES) == (None, {}, None)
+
+
+def test_a_list_that_was_filled_is_refused_with_its_cure():
+    def keep_in_a_list(net, x, edge_index):
+        if not net.kept:
+            net.kept.append(1 + degree(edge_index[1], x.size(0), x.dtype))
+        return net.b(net.a(x / net.kept[0][:, None], edge_index), edge_index)
+
+    net, data = net_of(keep_in_a_list, kept=[]), random_graph()
+    net(data.x, data.edge_index)
+    with pytest.raises(ValueError, match="'kept' keeps rows .* convert the module before"):
+        gas.to_scalable(net, data)
+
+
+def test_a_filled_attribute_beside_a_lock_is_refused_as_such():
+    net, data = net_of(ask_for_an_attribute, lock=threading.Lock()), random_graph()
+    net(data.x, data.edge_index)
+    with pytest.raises(ValueError, match="can't be copied, .*'lock' raises TypeError: cannot"):
+        gas.to_scalable(net, data)
+
+
+def test_generators_are_left_as_they_were():
+    def draw(net, x, edge_index):
+        order = (np.random.permutation(8) if net.training else np.arange(8)).tolist()
+        scale = random.uniform(1, 2) if net.training else 1.0
+        return net.b(net.a(x, edge_index)[:, order] * scale, edge_index)
+
+    def states():
+        return random.getstate(), np.random.get_state()[1:3], torch.get_rng_state()
+
+    before = repr(states())
+    with pytest.raises(ValueError, match="draws random numbers in a way"):
+        gas.to_scalable(net_of(draw), random_graph())
+    assert repr(states()) == before
 
 
 # Gradients ----------------------------------------------------------------------------------------

@@ -267,9 +267,13 @@ def of_counts(net, x, adj_t):
     return adj_t.set_value(None).mul((1 / count).view(-1, 1))
 
 
+def of_pairs(net, x, adj_t):
+    return adj_t.coalesce()
+
+
 OF_GRAPH = (
     of_gcn_norm, of_gcn_norm_once, of_methods, of_functions, of_both_directions, of_transposed,
-    of_counts,
+    of_counts, of_pairs,
 )  # fmt: skip
 
 
@@ -325,6 +329,8 @@ def test_layers_beside_what_is_computed_of_the_matrix(is_weighted):
     [
         (lambda net, x, adj_t: adj_t @ adj_t, "'product with another matrix' of a sparse matrix"),
         (lambda net, x, adj_t: adj_t.to_dense(), "'to_dense' of a sparse matrix can't be followed"),
+        (lambda net, x, adj_t: adj_t + adj_t, r"'\+, - or \[...\]' of a sparse matrix"),
+        (lambda net, x, adj_t: adj_t[:, :], r"'\+, - or \[...\]' of a sparse matrix"),
         (lambda net, x, adj_t: adj_t.set_diag(k=1), "'remove_diag of another diagonal'"),
         (lambda net, x, adj_t: adj_t.t() * x, "'mul by other than a column or a row'"),
     ],

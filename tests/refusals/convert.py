@@ -1,5 +1,8 @@
 """Errors of ``gas.convert``: modules that can't be followed, or aren't exact on mini-batches."""
 
+import random
+import threading
+
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as pyg
@@ -36,6 +39,18 @@ class Named(nn.Module):
 class Locked(nn.Module):
     def __deepcopy__(self, memo):
         raise TypeError("a lock")
+
+
+class Setting(nn.Module):
+    """Sets an attribute computed of its weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(2))
+
+    def forward(self, x):
+        self.size = self.weight.square().sum()
+        return x @ self.weight
 
 
 class Anything(nn.Module):
@@ -133,6 +148,54 @@ def in_autocast(net, x, edge_index):
     with torch.autocast("cpu"):
         x = x * 2
     return net.conv(x, edge_index)
+
+
+def constraining(net, x, edge_index):
+    net.conv.lin_l.weight.data.clamp_(0)
+    return net.conv(x, edge_index)
+
+
+def reading_what_a_layer_sets(net, x, edge_index):
+    x = net.part(net.conv(x, edge_index))
+    return net.conv2(x, edge_index) / net.part.size
+
+
+def drawing_by_a_generator(net, x, edge_index):
+    return net.conv(x, edge_index) * net.draws[0].random()
+
+
+def adding_matrices(net, x, edge_index):
+    ones, size = x.new_ones(edge_index.size(1)), (x.size(0), x.size(0))
+    adj_t = torch.sparse_coo_tensor(edge_index.flip(0), ones, size)
+    return net.conv((adj_t + adj_t) @ x, edge_index)
+
+
+def constraining_all(net, x, edge_index):
+    for weight in net.conv.parameters():
+        weight.data.clamp_(0)
+    return net.conv(x, edge_index)
+
+
+def giving_values(net, x, edge_index):
+    net.conv.lin_l.weight.data = net.conv.lin_l.weight.abs()
+    return net.conv(x, edge_index)
+
+
+def giving_all_values(net, x, edge_index):
+    for weight in net.conv.parameters():
+        weight.data = torch.clone(weight)
+    return net.conv(x, edge_index)
+
+
+def with_kept_rows():
+    def call(net, x, edge_index):
+        if not net.kept:
+            net.kept.append(1 + x.abs().sum(1))
+        return net.conv(x / net.kept[0][:, None], edge_index)
+
+    net = net_of(call, kept=[])
+    net(ring().x, ring().edge_index)
+    return gas.to_scalable(net, ring())
 
 
 def assigning(net, x, edge_index):
@@ -620,6 +683,19 @@ CASES = {
         lambda net, x, edge_index: net.conv(x, edge_index) * len(range(x.size(0)))
     ),
     "an assignment": lambda t: convert(assigning, kept=Kept()),
+    "a parameter that forward changes": lambda t: convert(constraining),
+    "what a layer sets and another reads": lambda t: convert(
+        reading_what_a_layer_sets, part=Setting()
+    ),
+    "numbers of a generator of its own": lambda t: convert(
+        drawing_by_a_generator, draws=[random.Random(0)]
+    ),
+    "a sum of matrices": lambda t: convert(adding_matrices),
+    "parameters that forward changes": lambda t: convert(constraining_all),
+    "values that forward gives a parameter": lambda t: convert(giving_values),
+    "values that forward gives parameters": lambda t: convert(giving_all_values),
+    "rows in a list of a module that was called": lambda t: with_kept_rows(),
+    "a lock": lambda t: convert(lambda net, x, edge_index: x, lock=threading.Lock()),
     "what is left of the edges, and others": lambda t: convert(with_loops_of_the_left),
     "what is left of the edges, normalised in two ways": lambda t: convert(
         normalised_in_two_ways, a=pyg.GCNConv(2, 2), b=pyg.GCNConv(2, 2, add_self_loops=False)
