@@ -58,7 +58,8 @@ def check_metric(metric: str | None, y: Tensor, num_outputs: int) -> None:
         is_binary = bool(((y == 0) | (y == 1) | y.isnan()).all())
         fits, kind = ("r2", "roc_auc") if is_binary else ("r2",), "real numbers"
     elif y.dim() == 2:
-        fits, kind = ("micro_f1", "accuracy", "r2"), f"{num_outputs} labels per node"
+        fits = METRICS if y.size(1) == 1 else ("micro_f1", "accuracy", "r2")
+        kind = f"{num_outputs} labels per node"
     elif num_outputs != 2:
         fits, kind = ("accuracy", "micro_f1"), f"{num_outputs} classes"
     if metric is not None and metric not in fits:

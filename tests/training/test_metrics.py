@@ -1,10 +1,11 @@
+import contextlib
 import itertools
 
 import pytest
 import torch
 
 from gas.training import compute_micro_f1, compute_r2, compute_roc_auc, metric_of, score
-from gas.training.metrics import baseline
+from gas.training.metrics import baseline, check_metric
 
 
 @pytest.mark.parametrize("levels", [3, 1000])
@@ -129,3 +130,23 @@ def test_r2_of_several_targets_is_the_mean_of_their_own():
     mask = torch.arange(20) < 10
     assert compute_r2(out, y, mask) == compute_r2(out[:10], y[:10])
     assert compute_r2(out, torch.full((20, 3), torch.nan)) == 0
+
+
+@pytest.mark.parametrize(
+    ("metric", "y", "num_outputs", "fits"),
+    [
+        ("roc_auc", torch.tensor([0, 1]), 2, True),
+        ("roc_auc", torch.tensor([[0], [1]]), 1, True),
+        ("roc_auc", torch.tensor([0.0, 1.0]), 1, True),
+        ("roc_auc", torch.tensor([0, 1]), 3, False),
+        ("roc_auc", torch.tensor([[0, 1], [1, 1]]), 2, False),
+        ("roc_auc", torch.tensor([0.5, 1.0]), 1, False),
+        ("accuracy", torch.tensor([0.5, 1.0]), 1, False),
+        ("r2", torch.tensor([-0.5, 1.0]), 1, True),
+        (None, torch.tensor([0.5, 1.0]), 1, True),
+    ],
+)
+def test_metrics_fit_their_targets(metric, y, num_outputs, fits):
+    expected = contextlib.nullcontext() if fits else pytest.raises(ValueError, match="choose")
+    with expected:
+        check_metric(metric, y, num_outputs)
