@@ -85,7 +85,7 @@ def test_old_names_have_time_left():
         for major, minor in re.findall(r"(?:until|away in) version (\d+)\.(\d+)", text):
             assert now < (int(major), int(minor)), f"{path} has names to be removed in this version"
             found += 1
-    assert found >= 8
+    assert found >= 7
 
 
 def test_installs_by_the_name_of_the_distribution():
