@@ -80,6 +80,7 @@ class Bench:
     ) -> None:
         self.data, self.settings, self.log = data, settings, log
         self.signals = Signals() if signals is None else signals
+        self.interrupted = False  # By Ctrl-C, while epochs were measured.
         self._make: Callable[..., gas.models.LayeredGNN] = partial(
             MODELS[model], in_channels=data.x.size(1), out_channels=out_channels,
             **model_arguments(settings.architecture, data),
@@ -120,7 +121,7 @@ class Bench:
         return {
             "memory": self.plan.memory,
             "chosen": chosen,
-            "interrupted": bool(self.signals.received),
+            "interrupted": self.interrupted or bool(self.signals.received),
         }
 
     def measure(self, repeats: int) -> dict[str, Measured]:
@@ -137,8 +138,7 @@ class Bench:
             try:
                 self._measure(repeats, models, found)
             except KeyboardInterrupt:
-                if not self.signals.received:
-                    raise
+                self.interrupted = True
         return found
 
     def _measure(

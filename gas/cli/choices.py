@@ -52,7 +52,7 @@ def check_labels(data: Data) -> None:
             f"'data.y' has shape {list(y.shape)} and holds {float(y[wrong].max()):g}, expected 0 "
             "and 1 for several labels, or real numbers of shape [N]"
         )
-    if mask is None:
+    if mask is None or not mask.numel():
         return
     trained = mask.bool().view(mask.size(0), -1).any(dim=1)
     unknown = int((trained & ~known.view(known.size(0), -1).all(dim=1)).sum())

@@ -82,7 +82,9 @@ def _call(given: list[str]) -> None:
             config=(tyro.conf.DisallowNone, tyro.conf.OmitArgPrefixes),
         )
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        text = explain_error(error, OPTIONS).replace("'dataset'", "'graph'")  # As help calls it.
+        text = explain_error(error, OPTIONS).replace(
+            "'dataset' is ", "'graph' is ", 1
+        )  # As help calls it.
         sys.exit(f"gas {name}: error: {text}")
 
 

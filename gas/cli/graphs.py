@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 PARTS = "graph"  # The graph folder of a run.
-MOST_COUNTED = 2**22  # Edges whose reverses are looked for, in 300 MB.
+MOST_COUNTED = 2**22  # Nodes and edges among which reverses are looked for, in 300 MB.
 
 
 class Graph(NamedTuple):
@@ -130,7 +130,7 @@ def prepare_graph(
 def warn_of_one_way_edges(data: Data) -> None:
     """Warn of edges without a reverse in a mapped graph; of a large one, the first nodes count."""
     crow, num_nodes = data.adj_t.crow_indices(), int(data.num_nodes or 0)
-    seen = int((crow <= MOST_COUNTED).sum()) - 1
+    seen = min(int(torch.searchsorted(crow, MOST_COUNTED, right=True)) - 1, MOST_COUNTED)
     rows = torch.arange(seen).repeat_interleave(crow[: seen + 1].diff())
     cols = data.adj_t.col_indices()[: rows.numel()].long()
     is_counted = (cols < seen) & (rows != cols)

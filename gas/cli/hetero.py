@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -223,7 +224,8 @@ def make_model(
 
 def _check_options(options: Mapping[str, Any], settings: Settings) -> None:
     """Refuse options and settings that have no effect on a heterogeneous graph."""
-    usual: dict[str, Any] = {**vars(Settings()), "refresh": "layerwise", "evaluation": "layerwise"}
+    usual = {name: each.default for name, each in inspect.signature(Experiment).parameters.items()}
+    usual |= {**vars(Settings()), "refresh": "layerwise", "evaluation": "layerwise"}
     given = [*options.items(), *((name, getattr(settings, name)) for name in LACKING)]
     for name, value in [*given, *settings.architecture.items()]:
         has_effect = name in (*SUPPORTED, *SHAPE)

@@ -21,7 +21,7 @@ from gas.convert.matrices import TracedMatrix
 from gas.nn import BY_TIME, deep_copy
 
 CONSTANT = "_tensor_constant"  # The prefix of the names of tensors that a trace stores.
-# Which are kept otherwise, or need not be.
+# Attributes that aren't restored: forward doesn't set them, or eval_mode restores them.
 _OTHERS = ("training", "_parameters", "_modules")
 ATTRIBUTES_OF_TORCH = (*_OTHERS, "_buffers")
 MANY_CALLS = 1_000_007  # Prime, so that not every counter of some calls begins anew.

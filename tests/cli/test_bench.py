@@ -121,6 +121,21 @@ def test_an_interruption_shows_the_epochs_that_ended(monkeypatch, tmp_path, caps
     assert (ratio is None) == (number == 3)
 
 
+def test_an_interruption_in_python_returns_the_epochs_that_ended(monkeypatch):
+    train, calls = bench.train_epoch, []
+
+    def interrupted(*args, **options):
+        calls.append(args)
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+        return train(*args, **options)
+
+    monkeypatch.setattr(bench, "train_epoch", interrupted)
+    made = make(num_parts=8, batch_size=2)
+    assert [len(one.seconds) for one in made.measure(2).values()] == [1, 1, 1, 1]
+    assert made.summary()["interrupted"]
+
+
 def interrupt_in_a_callback():
     """Send Ctrl-C while a weak reference calls back, where Python drops KeyboardInterrupt."""
     dropped = torch.nn.Identity()

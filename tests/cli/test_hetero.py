@@ -1,5 +1,6 @@
 """``gas train --hetero``: from tables with types to scores, and folders of runs."""
 
+import inspect
 import json
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from conftest import ROOT
 from prediction_tables import compare, read_parquet
 
 import gas
-from gas.cli import Settings, hetero, main
+from gas.cli import Experiment, Settings, hetero, main
 from gas.cli.hetero import HeteroExperiment, HeteroSAGE
 from gas.cli.options import UsageError, parse_args
 from gas.native import progress
@@ -160,6 +161,16 @@ def test_options_without_an_effect_are_refused_in_python(tmp_path, name, value):
     with pytest.raises(ValueError, match=f"'{name}' is .*, which has no effect on heterogeneous"):
         HeteroExperiment(data, Settings.default("sage"), log=False, **{name: value})
     assert "parts" not in data["shop"]
+
+
+def test_options_with_their_default_values_are_accepted(tmp_path):
+    data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
+    defaults = {
+        name: each.default
+        for name, each in inspect.signature(Experiment).parameters.items()
+        if each.default is not each.empty and name not in ("settings", "seed", "log")
+    }
+    HeteroExperiment(data, Settings.default("sage"), log=False, **defaults)
 
 
 @pytest.mark.parametrize(
