@@ -86,6 +86,14 @@ void bind_operators(py::module_& m) {
   define(m, "relu_dropout_float64", gas::relu_dropout<double>, Release());
   define(m, "relu_dropout_backward_float32", gas::relu_dropout_backward<float>, Release());
   define(m, "relu_dropout_backward_float64", gas::relu_dropout_backward<double>, Release());
+  define(m, "norm_relu_dropout_float32", gas::norm_relu_dropout<float>, Release());
+  define(m, "norm_relu_dropout_float64", gas::norm_relu_dropout<double>, Release());
+  define(m, "norm_relu_dropout_sums_float32", gas::norm_relu_dropout_sums<float>, Release());
+  define(m, "norm_relu_dropout_sums_float64", gas::norm_relu_dropout_sums<double>, Release());
+  define(m, "norm_relu_dropout_backward_float32", gas::norm_relu_dropout_backward<float>,
+         Release());
+  define(m, "norm_relu_dropout_backward_float64", gas::norm_relu_dropout_backward<double>,
+         Release());
   define(m, "gather_dropout_float32", gas::gather_dropout<float>, Release());
   define(m, "gather_dropout_float64", gas::gather_dropout<double>, Release());
   define(m, "gather_decode_dropout", gas::gather_decode_dropout, Release());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "common/parallel.h"
 #include "common/prefetch.h"
@@ -14,6 +15,7 @@ namespace gas {
 namespace {
 
 constexpr int64_t kGrainPairs = 8 * 1024;
+constexpr int64_t kRowsInBlock = 256;  // Whose sums are added up in T; sums of blocks in double.
 constexpr int64_t kDecodedAtOnce = 4 * 1024;  // Elements: still in the first cache when dropped.
 
 // What happens to elements, one or a vector of them, before they are dropped: nothing, or ReLU,
@@ -30,6 +32,32 @@ struct Relu {
   GAS_INLINED void operator()(const T* from, Values& values) const {
     values = values <= Values{} ? Values{} : values;  // Keeps NaN, as PyTorch does.
     store(out + (from - x), values);
+  }
+};
+
+template <typename T>
+GAS_INLINE void read(const T* from, T& to) {
+  to = *from;
+}
+template <typename T>
+GAS_INLINE void read(const T* from, typename Vector<T>::type& to) {
+  load(from, to);
+}
+
+// ReLU of a row that is normalised by column.
+template <typename T>
+struct NormRelu {
+  const T *x, *mean, *scale, *shift;
+  T* out;
+  template <typename Values>
+  GAS_INLINED void operator()(const T* from, Values& values) const {
+    const int64_t column = from - x;
+    Values middle, factor, last;
+    read(mean + column, middle);
+    read(scale + column, factor);
+    read(shift + column, last);
+    values = (values - middle) * factor + last;
+    Relu<T>{x, out}(from, values);
   }
 };
 
@@ -103,16 +131,20 @@ GAS_INLINE void drop(const T* x, int64_t n, uint64_t first, uint64_t threshold, 
   if (odd + 2 * pairs < n) single(n - 1);
 }
 
-template <typename T>
-GAS_INLINE void drop_gradient(const T* grad, const T* dropped, int64_t n, T scale, T* out) {
-  typename Vector<T>::type g, d;
+// Calls take(i, gradient) for the gradient towards each of n elements before ReLU, in vectors and
+// then one by one.
+template <typename T, typename Take>
+GAS_INLINE void pass_gradient(const T* grad, const T* dropped, int64_t n, T scale,
+                              const Take& take) {
+  const auto pass = [&](int64_t i, const auto& zero) GAS_INLINED {
+    auto g = zero, d = zero;
+    read(grad + i, g);
+    read(dropped + i, d);
+    take(i, d == zero ? zero : g * scale);
+  };
   int64_t i = 0;
-  for (; i + Vector<T>::kLanes <= n; i += Vector<T>::kLanes) {
-    load(grad + i, g);
-    load(dropped + i, d);
-    store(out + i, d == decltype(d){} ? decltype(g){} : g * scale);
-  }
-  for (; i < n; ++i) out[i] = dropped[i] == T{0} ? T{0} : grad[i] * scale;
+  for (; i + Vector<T>::kLanes <= n; i += Vector<T>::kLanes) pass(i, typename Vector<T>::type{});
+  for (; i < n; ++i) pass(i, T{0});
 }
 
 }  // namespace
@@ -145,7 +177,73 @@ void relu_dropout_backward(const T* grad, const T* dropped, int64_t n, T scale, 
                            int threads) {
   parallel_chunks(n, 2 * kGrainPairs, threads, [&](int, int64_t begin, int64_t end) {
     on_processor([&]() GAS_INLINED {
-      drop_gradient(grad + begin, dropped + begin, end - begin, scale, out + begin);
+      const auto write = [&](int64_t i, const auto& g) GAS_INLINED { store(out + begin + i, g); };
+      pass_gradient(grad + begin, dropped + begin, end - begin, scale, write);
+    });
+  });
+}
+
+template <typename T>
+void norm_relu_dropout(const T* x, int64_t rows, int64_t width, const T* mean, const T* scale,
+                       const T* shift, uint64_t threshold, T factor, uint64_t seed, T* relu, T* out,
+                       int threads) {
+  const int64_t grain = std::max<int64_t>(1, 2 * kGrainPairs / std::max<int64_t>(1, width));
+  parallel_chunks(rows, grain, threads, [&](int, int64_t begin, int64_t end) {
+    on_processor<Vectors::kAvx512>([&]() GAS_INLINED {
+      for (int64_t first = begin * width; first < end * width; first += width) {
+        drop(x + first, width, first, threshold, factor, seed, out + first,
+             NormRelu<T>{x + first, mean, scale, shift, relu + first});
+      }
+    });
+  });
+}
+
+template <typename T>
+void norm_relu_dropout_sums(const T* grad, const T* dropped, const T* x, int64_t rows,
+                            int64_t width, const T* mean, T factor, double* sums, int threads) {
+  const int64_t blocks = (rows + kRowsInBlock - 1) / kRowsInBlock;
+  std::vector<T> found(blocks * 2 * width);
+  parallel_chunks(blocks, 1, threads, [&](int, int64_t begin, int64_t end) {
+    on_processor([&]() GAS_INLINED {
+      for (int64_t i = begin * kRowsInBlock; i < std::min(end * kRowsInBlock, rows); ++i) {
+        const int64_t at = i * width;
+        T *of_g = found.data() + i / kRowsInBlock * 2 * width, *of_product = of_g + width;
+        pass_gradient(grad + at, dropped + at, width, factor,
+                      [&](int64_t j, const auto& g) GAS_INLINED {
+                        auto value = g, middle = g, sum = g, product = g;
+                        read(x + at + j, value);
+                        read(mean + j, middle);
+                        read(of_g + j, sum);
+                        read(of_product + j, product);
+                        store(of_g + j, sum + g);
+                        store(of_product + j, product + g * (value - middle));
+                      });
+      }
+    });
+  });
+  std::fill(sums, sums + 2 * width, 0.0);
+  for (size_t i = 0; i < found.size(); ++i) sums[i % (2 * width)] += found[i];
+}
+
+template <typename T>
+void norm_relu_dropout_backward(const T* grad, const T* dropped, const T* x, int64_t rows,
+                                int64_t width, const T* mean, const T* scale, const T* slope,
+                                const T* shift, T factor, T* out, int threads) {
+  const int64_t grain = std::max<int64_t>(1, 2 * kGrainPairs / std::max<int64_t>(1, width));
+  parallel_chunks(rows, grain, threads, [&](int, int64_t begin, int64_t end) {
+    on_processor([&]() GAS_INLINED {
+      for (int64_t i = begin * width; i < end * width; i += width) {
+        pass_gradient(grad + i, dropped + i, width, factor,
+                      [&](int64_t j, const auto& g) GAS_INLINED {
+                        auto value = g, middle = g, first = g, second = g, last = g;
+                        read(x + i + j, value);
+                        read(mean + j, middle);
+                        read(scale + j, first);
+                        read(slope + j, second);
+                        read(shift + j, last);
+                        store(out + i + j, g * first + (value - middle) * second + last);
+                      });
+      }
     });
   });
 }
@@ -188,6 +286,12 @@ void gather_decode_dropout(Codec codec, const char* table, int64_t num_rows, int
   template void dropout(const T*, int64_t, uint64_t, T, uint64_t, T*, int);                      \
   template void relu_dropout(const T*, int64_t, uint64_t, T, uint64_t, T*, T*, int);             \
   template void relu_dropout_backward(const T*, const T*, int64_t, T, T*, int);                  \
+  template void norm_relu_dropout(const T*, int64_t, int64_t, const T*, const T*, const T*,      \
+                                  uint64_t, T, uint64_t, T*, T*, int);                           \
+  template void norm_relu_dropout_sums(const T*, const T*, const T*, int64_t, int64_t, const T*, \
+                                       T, double*, int);                                         \
+  template void norm_relu_dropout_backward(const T*, const T*, const T*, int64_t, int64_t,       \
+                                           const T*, const T*, const T*, const T*, T, T*, int);  \
   template void gather_dropout(const T*, int64_t, int64_t, const int64_t*, int64_t, uint64_t, T, \
                                uint64_t, T*, int);
 GAS_FOR_TYPE(float)

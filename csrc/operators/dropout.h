@@ -26,6 +26,26 @@ template <typename T>
 void relu_dropout_backward(const T* grad, const T* dropped, int64_t n, T scale, T* out,
                            int threads);
 
+// relu_dropout of (x - mean) * scale + shift, which a batch norm makes of its input; `factor` is
+// what kept elements are multiplied by.
+template <typename T>
+void norm_relu_dropout(const T* x, int64_t rows, int64_t width, const T* mean, const T* scale,
+                       const T* shift, uint64_t threshold, T factor, uint64_t seed, T* relu, T* out,
+                       int threads);
+
+// The sums of each column of g, which is relu_dropout_backward of `grad`, and then those of
+// g * (x - mean). Rows are added up in one order for any number of threads.
+template <typename T>
+void norm_relu_dropout_sums(const T* grad, const T* dropped, const T* x, int64_t rows,
+                            int64_t width, const T* mean, T factor, double* sums, int threads);
+
+// out = g * scale + (x - mean) * slope + shift: the gradient towards x, where the mean and the
+// variance depend on x as well.
+template <typename T>
+void norm_relu_dropout_backward(const T* grad, const T* dropped, const T* x, int64_t rows,
+                                int64_t width, const T* mean, const T* scale, const T* slope,
+                                const T* shift, T factor, T* out, int threads);
+
 // The same as dropout of the rows index[0], ..., index[n - 1] of a table, one after the other, in
 // one pass.
 // Throws std::out_of_range for a row outside [0, num_rows), before anything is written.

@@ -78,9 +78,60 @@ void test_relu(int64_t n) {
   }
 }
 
+// The same of normalised rows; sums are those of one row after the other.
+template <typename T>
+void test_norm(int64_t rows, int64_t width) {
+  const int64_t n = rows * width;
+  const uint64_t threshold = 0x60000000;
+  const auto factor = static_cast<T>(1.6);
+  std::vector<T> x(n), grad(n), mean(width), scale(width), shift(width), slope(width);
+  for (int64_t i = 0; i < n; ++i) {
+    x[i] = static_cast<T>(std::sin(static_cast<double>(i)));
+    grad[i] = static_cast<T>(i % 7 - 3);
+  }
+  for (int64_t j = 0; j < width; ++j) {
+    mean[j] = static_cast<T>(j % 3) / 4;
+    scale[j] = static_cast<T>(j % 5 + 1) / 2;
+    shift[j] = static_cast<T>(j % 2) / 2;
+    slope[j] = static_cast<T>(j % 4) / 8;
+  }
+  const auto is_close = [](double a, double b) {
+    return std::abs(a - b) <= 1e-3 * std::max(1.0, std::abs(b));
+  };
+  for (const int threads : {1, 3}) {
+    std::vector<T> relu(n, T{-1}), out(n, T{-1}), back(n, T{-1});
+    std::vector<double> sums(2 * width, -1.0), wanted(2 * width, 0.0);
+    gas::norm_relu_dropout(x.data(), rows, width, mean.data(), scale.data(), shift.data(),
+                           threshold, factor, 5, relu.data(), out.data(), threads);
+    gas::norm_relu_dropout_sums(grad.data(), out.data(), x.data(), rows, width, mean.data(), factor,
+                                sums.data(), threads);
+    gas::norm_relu_dropout_backward(grad.data(), out.data(), x.data(), rows, width, mean.data(),
+                                    scale.data(), slope.data(), shift.data(), factor, back.data(),
+                                    threads);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t j = i % width;
+      const T normalised = (x[i] - mean[j]) * scale[j] + shift[j];
+      CHECK(is_close(relu[i], std::max(normalised, T{0})));
+      const bool kept = gas::is_kept(5, i, threshold);
+      CHECK(out[i] == (kept ? relu[i] * factor : T{0}));
+      const T g = out[i] == T{0} ? T{0} : grad[i] * factor;
+      wanted[j] += g;
+      wanted[width + j] += g * (x[i] - mean[j]);
+      CHECK(is_close(back[i], g * scale[j] + (x[i] - mean[j]) * slope[j] + shift[j]));
+    }
+    for (int64_t j = 0; j < 2 * width; ++j) CHECK(is_close(sums[j], wanted[j]));
+  }
+}
+
 }  // namespace
 
 int main() {
+  for (const int64_t rows : {0, 1, 255, 256, 257, 1000}) {
+    for (const int64_t width : {0, 1, 7, 8, 33}) {
+      test_norm<float>(rows, width);
+      test_norm<double>(rows, width);
+    }
+  }
   for (const int64_t size : {0, 1, 2, 7, 8, 9, 33, 100001}) {
     test_relu<float>(size);
     test_relu<double>(size);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,12 @@ from gas.convert.kept import CONSTANT
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
 from gas.convert.preparation import PREPARED, check_unprepared
-from gas.convert.rewrite import drop_in_one_pass, dropout_rates, find_relu_dropouts
+from gas.convert.rewrite import (
+    drop_in_one_pass,
+    dropout_rates,
+    find_own_norms,
+    find_relu_dropouts,
+)
 from gas.convert.scope import LayerScope, pull, read_history
 from gas.graph import Adjacency, find_original_graph
 from gas.history import Features, Rows, first_rows
@@ -204,6 +209,9 @@ class Converted(ScalableGNN):
 
         scope = LayerScope(adj_t, kwargs.get("edge_weight"), batch_size, push_and_pull)
         return self._net_of(scope)(scope, *self._input_values(x, kwargs))
+
+    def _own_norms(self) -> Iterable[Module]:
+        return find_own_norms(self.net) if isinstance(self.net, GraphModule) else ()
 
     def _net_of(self, scope: LayerScope) -> GraphModule:
         """Return the layers, with ReLU and dropout between them in one pass where they can be.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
@@ -26,6 +27,7 @@ COMPARISONS = (
     operator.le, operator.ge, operator.eq, operator.ne,
 )  # fmt: skip
 RELUS = (torch.relu, torch.relu_, torch.nn.functional.relu, "relu", "relu_")
+NORMS = (torch.nn.BatchNorm1d, pyg.BatchNorm)
 COPIES = ("to", "long", "contiguous", "clone", "cpu", "cuda", "detach")
 
 
@@ -260,6 +262,17 @@ def find_relu_dropouts(net: GraphModule) -> list[Node]:
     return found
 
 
+def find_own_norms(net: GraphModule) -> set[Module]:
+    """Find the batch norms that are only called before the ReLU of rows that are pushed."""
+    before = {node.prev.all_input_nodes[0] for node in find_relu_dropouts(net)}
+    own: set[Module] = set()
+    others: set[Module] = set()
+    for node in net.graph.nodes:
+        if isinstance(module := get_module(net, node), NORMS):
+            (own if node in before else others).add(module)
+    return own - others
+
+
 def dropout_rates(net: Module, pulls: Sequence[Node]) -> dict[Node, float]:
     """Return the probabilities of dropout of those pulls that one pass can compute now.
 
@@ -298,6 +311,8 @@ def _dropout_rate(net: Module, node: Node) -> float:
 def drop_in_one_pass(net: GraphModule, rates: Mapping[Node, float]) -> Graph:
     """Return a written graph in which :func:`gas.nn.relu_dropout` computes ReLU and dropout.
 
+    A batch norm just before them is computed by it, too.
+
     Args:
         net: The layers and their graph.
         rates: The probabilities of :func:`dropout_rates`.
@@ -307,12 +322,20 @@ def drop_in_one_pass(net: GraphModule, rates: Mapping[Node, float]) -> Graph:
     graph.output(graph.graph_copy(net.graph, made))
     for node, p in rates.items():
         relu, pulled, dropped = (made[each] for each in (node.prev, node, node.next))
+        given = relu.all_input_nodes[0]
         with graph.inserting_before(relu):
-            both = graph.call_function(relu_dropout, (relu.all_input_nodes[0], p))
+            is_norm = isinstance(get_module(net, given), NORMS) and len(given.all_input_nodes) == 1
+            if is_norm and list(given.users) == [given.next]:
+                norm = graph.get_attr(str(given.target))
+                both = graph.call_function(relu_dropout, (given.all_input_nodes[0], p, norm))
+            else:
+                both = graph.call_function(relu_dropout, (given, p))
             kept, own = (graph.call_function(operator.getitem, (both, i)) for i in range(2))
         relu.replace_all_uses_with(kept)
         with graph.inserting_before(dropped):
             dropped.replace_all_uses_with(graph.call_function(with_own, (pulled, own)))
         graph.erase_node(dropped)
         graph.erase_node(relu)
+        if not given.users:
+            graph.erase_node(given)
     return graph

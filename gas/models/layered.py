@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -157,12 +157,16 @@ class LayeredGNN(ScalableGNN):
         h = self._drop_rows(0, start)  # Between layers Rows, where they take them.
         in_one_pass = self._drops_in_one_pass(graph)
         for layer in range(self.num_layers):
-            h = self._layer(layer, h, first, graph)
             is_last, dropped = layer == self.num_layers - 1, None
             if in_one_pass and not is_last:
-                h, dropped = relu_dropout(h, self.dropout)
+                if self._own_norms() and not self.residual:
+                    h = first_rows(self._conv(layer, h, first, graph), graph.batch_size)
+                    h, dropped = relu_dropout(h, self.dropout, self.bns[layer])
+                else:
+                    h = self._layer(layer, h, first, graph)
+                    h, dropped = relu_dropout(h, self.dropout)
             else:
-                h = self._activate(layer, h)
+                h = self._activate(layer, self._layer(layer, h, first, graph))
             if self.jumping_knowledge:
                 outs.append(h)
             if not is_last:
@@ -287,6 +291,10 @@ class LayeredGNN(ScalableGNN):
             and getattr(self.push_and_pull, "__func__", None) is ScalableGNN.push_and_pull
             and not torch.compiler.is_compiling()
         )
+
+    def _own_norms(self) -> Iterable[Module]:
+        is_own = type(self).__module__.startswith("gas.")  # Not a user's subclass.
+        return self.bns if is_own and type(self)._layer is LayeredGNN._layer else ()
 
     def _conv(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours

@@ -54,6 +54,69 @@ def relu_dropout_backward(grad: Tensor, dropped: Tensor, p: float) -> Tensor:
     return out
 
 
+def norm_relu_dropout(
+    x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, p: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Compute :func:`relu_dropout` of ``(x - mean) * scale + shift``, on the CPU in one pass.
+
+    Args:
+        x: A float32 or float64 matrix, of shape ``[rows, width]``.
+        mean: A number for each column, of the type of ``x``.
+        scale: The same.
+        shift: The same.
+        p: The probability of dropping an element, in ``[0, 1)``.
+        seed: Of the generator, in ``[0, 2^63)``.
+    """
+    if not native.on_cpu(x):
+        return relu_dropout((x - mean) * scale + shift, p, seed)
+    x, columns = x.contiguous(), [each.contiguous() for each in (mean, scale, shift)]
+    relu, out = _empty(x), _empty(x)
+    options = round(p * 2**32), 1.0 / (1.0 - p), seed
+    run_typed("norm_relu_dropout", x, x, *x.shape, *columns, *options, relu, out)
+    return relu, out
+
+
+def norm_relu_dropout_backward(
+    grad: Tensor,
+    dropped: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    inverse: Tensor,
+    weight: Tensor,
+    p: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of a batch norm before :func:`relu_dropout`.
+
+    Args:
+        grad: The gradient towards ``dropped``.
+        dropped: The last output of :func:`norm_relu_dropout`.
+        x: Its input, of shape ``[rows, width]``.
+        mean: The mean of each column.
+        inverse: One over the standard deviation of each column.
+        weight: The weight of each column.
+        p: The probability of dropping an element.
+
+    Returns:
+        The gradients towards ``x``, and the norm's weight and bias.
+    """
+    is_native, factor = native.on_cpu(grad, dropped, x), 1.0 / (1.0 - p)
+    if is_native:
+        x, out = x.contiguous(), _empty(x)
+        given = grad.resolve_neg().contiguous(), dropped, x, *x.shape, mean
+        sums = x.new_empty(2, x.size(1), dtype=torch.float64)
+        run_typed("norm_relu_dropout_sums", x, *given, factor, sums)
+    else:
+        out = relu_dropout_backward(grad, dropped, p)
+        sums = torch.stack([out, out * (x - mean)]).sum(1, dtype=torch.float64)
+    scale, (total, product) = inverse * weight, sums
+    slope, shift = (-(scale / x.size(0) * each).to(x) for each in (inverse**2 * product, total))
+    if is_native:
+        run_typed("norm_relu_dropout_backward", x, *given, scale, slope, shift, factor, out)
+    else:
+        out = out * scale + (x - mean) * slope + shift
+    return out, (product * inverse).to(x), total.to(x)
+
+
 def _empty(x: Tensor) -> Tensor:
     return empty(x.size(0), x.size(1), x) if x.dim() == 2 else torch.empty_like(x)
 

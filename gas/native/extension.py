@@ -16,7 +16,7 @@ from torch import Tensor
 from gas.native.warning import warn
 
 # The interface of csrc/bindings/ that this package calls. CMake compiles it into the module.
-INTERFACE = 26
+INTERFACE = 27
 
 _RUNTIME = re.compile(r"lib(gomp|iomp5|omp)\b[^/]*\.so[^/]*$")
 

@@ -7,13 +7,23 @@ from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
+import torch_geometric.nn as pyg
 from torch import Tensor
+from torch.nn import BatchNorm1d, Module
 
 from gas.history import Features, Rows
 from gas.native import dropout as drop_elements
-from gas.native import is_plain, is_sparse, relu_dropout_backward
+from gas.native import (
+    is_plain,
+    is_sparse,
+    norm_relu_dropout,
+    norm_relu_dropout_backward,
+    relu_dropout_backward,
+)
 from gas.native import relu_dropout as relu_and_drop
-from gas.nn.sparse_features import check_layout, replace_values
+from gas.nn.sparse_features import check_layout, has_hooks, replace_values
+
+NORMS = (BatchNorm1d, pyg.BatchNorm)
 
 
 class _Dropout(torch.autograd.Function):
@@ -60,6 +70,42 @@ class _KeepGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return _KeepGradient.apply(grad, ctx.saved_tensors[0], ctx.p), None, None
+
+
+class _NormReluDropout(torch.autograd.Function):
+    """Function that saves the input and the output, and nothing in between."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor,
+        eps: float, p: float, seed: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        inverse = (var + eps).rsqrt()
+        relu, dropped = norm_relu_dropout(x, mean, inverse * weight, bias, p, seed)
+        ctx.eps, ctx.p = eps, p
+        ctx.mark_non_differentiable(relu)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(dropped, x, mean, inverse, weight, bias)
+        return relu, dropped
+
+    @staticmethod
+    def backward(ctx: Any, _: None, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 8
+        dropped, x, mean, inverse, weight, bias = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            grads = norm_relu_dropout_backward(grad, dropped, x, mean, inverse, weight, ctx.p)
+            return *grads, *(None,) * 5
+        # Of gradients that need gradients, PyTorch's.
+        grad = _KeepGradient.apply(grad, dropped, ctx.p)
+        inputs = [each if each.requires_grad else None for each in (x, weight, bias)]
+        normalised = F.batch_norm(x, None, None, weight, bias, training=True, eps=ctx.eps)
+        found = iter(
+            torch.autograd.grad(
+                normalised, [each for each in inputs if each is not None], grad, create_graph=True
+            )
+        )
+        return *(None if each is None else next(found) for each in inputs), *(None,) * 5
 
 
 @overload
@@ -110,23 +156,64 @@ def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor |
     return _Dropout.apply(x, p, _seed())
 
 
-def relu_dropout(x: Tensor, p: float) -> tuple[Tensor, Tensor]:
+def relu_dropout(x: Tensor, p: float, norm: Module | None = None) -> tuple[Tensor, Tensor]:
     """Return ``x.relu()`` without gradient, and :func:`dropout` of it with gradient.
 
     On the CPU, one pass computes both, and another their gradient; results and random numbers are
     those of the two functions. Histories store the first, layers take the second.
 
+    A batch norm in training mode joins them: its outputs and gradients are those of the norm but
+    for rounding, and its running statistics are the same.
+
     Args:
         x: A tensor of any shape.
         p: The probability of dropping an element, in ``[0, 1]``.
+        norm: A module that is applied to ``x`` first. (default: none)
 
     Raises:
         ValueError: If ``p`` is no probability.
     """
-    if not 0.0 < p < 1.0 or not _is_native(x) or not is_plain(x):
+    in_one_pass = 0.0 < p < 1.0 and _is_native(x) and is_plain(x)
+    batch_norm = _find_batch_norm(norm, x) if in_one_pass else None
+    if batch_norm is not None:
+        mean, var = _update_statistics(batch_norm, x.detach())
+        weight = torch.ones_like(mean) if batch_norm.weight is None else batch_norm.weight
+        bias = torch.zeros_like(mean) if batch_norm.bias is None else batch_norm.bias
+        return _NormReluDropout.apply(x, weight, bias, mean, var, batch_norm.eps, p, _seed())
+    if norm is not None:
+        x = norm(x)
+        in_one_pass = in_one_pass and _is_native(x) and is_plain(x)
+    if not in_one_pass:
         relu = x.relu()
         return relu.detach(), dropout(relu, p)
     return _ReluDropout.apply(x, p, _seed())
+
+
+def _find_batch_norm(norm: Module | None, x: Tensor) -> BatchNorm1d | None:
+    """Return the batch norm that is all that a module does to ``x``, by its own statistics."""
+    if norm is None or type(norm) not in NORMS:
+        return None
+    found = norm.module if isinstance(norm, pyg.BatchNorm) else norm
+    if type(found) is not BatchNorm1d or not found.training:
+        return None
+    if any(has_hooks(each) or "forward" in vars(each) for each in (norm, found)):
+        return None
+    state = (found.weight, found.bias, found.running_mean, found.running_var)
+    is_alike = all(each.dtype == x.dtype for each in state if each is not None)
+    is_matrix = x.dim() == 2 and x.size(0) > 1 and x.size(1) == found.num_features
+    return found if is_matrix and is_alike else None
+
+
+def _update_statistics(norm: BatchNorm1d, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and the variance of columns; update the running ones as the norm does."""
+    momentum, running = norm.momentum, (norm.running_mean, norm.running_var)
+    if not norm.track_running_stats:
+        running = None, None
+    elif norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        momentum = 1.0 / float(norm.num_batches_tracked) if momentum is None else momentum
+    mean, var = torch.batch_norm_update_stats(x.contiguous(), *running, momentum or 0.0)
+    return mean, var
 
 
 def _is_native(x: Tensor | Rows) -> bool:

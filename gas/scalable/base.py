@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -149,10 +149,14 @@ class HistoryModel(torch.nn.Module):
         if batch_size is None or n_id is None or batch_size == self.num_nodes:
             return None
         if self._watch is None or not self._is_proven:
-            self._watch = ExactnessGuard(self)
+            self._watch = ExactnessGuard(self, self._own_norms())
         if not self._watch.has_layers:
             return None
         return self._watch.watch_batch(batch_size, n_id.numel(), self._batch_kind(adj_t))
+
+    def _own_norms(self) -> Iterable[torch.nn.Module]:
+        """Return the batch norms that only in-batch rows reach, whatever the batch."""
+        return ()
 
     def _batch_kind(self, adj_t: Any) -> Hashable:
         """Return a key of the batches for which norms get the same sort of rows, if known.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,9 +42,10 @@ class ExactnessGuard:
 
     Args:
         model: The model.
+        own: Its batch norms that need no check, as only in-batch rows ever reach them.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, own: Iterable[torch.nn.Module] = ()) -> None:
         self._inexact = [
             (name, layer, reason)
             for name, layer in model.named_modules()
@@ -53,7 +54,9 @@ class ExactnessGuard:
         self._sequential = [
             (name, layer) for name, layer in model.named_modules() if isinstance(layer, SEQUENTIAL)
         ]
-        self._norms = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+        known = {part for norm in own for part in norm.modules()}
+        norms = (layer for layer in model.modules() if isinstance(layer, _BatchNorm))
+        self._norms = [norm for norm in norms if norm not in known]
         # Norms that were called with in-batch rows or rows of edges, by the kind of batch.
         self._safe: set[tuple[Hashable, torch.nn.Module]] = set()
 

@@ -9,7 +9,14 @@ from gas.native import extension
 from gas.native import graph as graphs
 from gas.native import matrix as matrices
 from gas.native import rows as tables
-from gas.native.dropout import _dropout_torch, dropout, relu_dropout, relu_dropout_backward
+from gas.native.dropout import (
+    _dropout_torch,
+    dropout,
+    norm_relu_dropout,
+    norm_relu_dropout_backward,
+    relu_dropout,
+    relu_dropout_backward,
+)
 
 pytestmark = pytest.mark.requires("native")
 
@@ -302,6 +309,27 @@ def test_relu_and_dropout(dtype, shape, threads, monkeypatch):
     monkeypatch.setattr(extension, "C", None)
     assert all(map(torch.equal, relu_dropout(x, 0.3, 9), (relu, out)))
     assert torch.equal(found, relu_dropout_backward(grad, out, 0.3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (2, 3), (256, 8), (257, 9), (1000, 37)])
+def test_batch_norm_with_relu_and_dropout(dtype, shape, threads, monkeypatch):
+    """The same for any number of threads; of blocks of rows, sums are close to the twin's."""
+    x, grad = torch.randn(2, *shape, dtype=dtype)
+    mean, inverse, weight, bias = torch.rand(4, shape[1], dtype=dtype) + 0.5
+
+    def run():
+        relu, out = norm_relu_dropout(x, mean, inverse * weight, bias, 0.3, 9)
+        back = norm_relu_dropout_backward(grad, out, x, mean, inverse, weight, 0.3)
+        return relu, out, *back
+
+    found = run()
+    torch.set_num_threads(1)
+    assert all(map(torch.equal, found, run()))
+    monkeypatch.setattr(extension, "C", None)
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {}
+    torch.testing.assert_close(found, run(), **tolerance)
+    assert torch.equal(found[1] == 0, run()[1] == 0)
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 1000])

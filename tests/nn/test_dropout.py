@@ -1,5 +1,9 @@
+import copy
+
 import pytest
 import torch
+import torch_geometric.nn as pyg
+from torch.nn import BatchNorm1d
 
 from gas.nn import dropout, relu_dropout
 
@@ -121,3 +125,93 @@ def test_relu_and_dropout_keep_what_is_no_number():
 def test_probabilities_after_relu(p):
     with pytest.raises(ValueError, match="'p' is .*, expected a probability in"):
         relu_dropout(torch.ones(3), p)
+
+
+NORMS = {
+    "BatchNorm1d": lambda: BatchNorm1d(37),
+    "of PyG": lambda: pyg.BatchNorm(37),
+    "cumulative": lambda: BatchNorm1d(37, momentum=None),
+    "without weights": lambda: BatchNorm1d(37, affine=False),
+    "without statistics": lambda: BatchNorm1d(37, track_running_stats=False),
+    "frozen weights": lambda: BatchNorm1d(37).requires_grad_(False),
+}
+
+
+def draw_norm(make, dtype):
+    norm = make().to(dtype)
+    for parameter in norm.parameters():
+        parameter.data.uniform_(0.5, 1.5)
+    return norm, copy.deepcopy(norm)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 256, 1000])
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_batch_norm_joins_relu_and_dropout(dtype, name, rows):
+    norm, other = draw_norm(NORMS[name], dtype)
+    x = torch.randn(rows, 37, dtype=dtype).add(2).mul(3).requires_grad_()
+    grad = torch.randn(rows, 37, dtype=dtype)
+    inputs = [[x, *(p for p in each.parameters() if p.requires_grad)] for each in (norm, other)]
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {}
+    for seed in range(2):
+        torch.manual_seed(seed)
+        found = relu_dropout(x, 0.4, norm)
+        after = torch.rand(1)
+        torch.manual_seed(seed)
+        expected = relu_dropout(other(x), 0.4)
+        assert found[1].grad_fn.name() == "_NormReluDropoutBackward"
+        assert torch.equal(after, torch.rand(1))
+        torch.testing.assert_close(found, expected, **tolerance)
+    grads = [
+        torch.autograd.grad(out[1], of, grad)
+        for out, of in zip((found, expected), inputs, strict=True)
+    ]
+    torch.testing.assert_close(*grads, **tolerance)
+    assert all(map(torch.equal, norm.state_dict().values(), other.state_dict().values()))
+
+
+def test_gradients_of_a_batch_norm_with_relu_and_dropout():
+    """Of gradients, too, which PyTorch's batch norm has."""
+    x = torch.randn(7, 4, dtype=torch.double, requires_grad=True)
+    weight, bias = (torch.rand(2, 4, dtype=torch.double) + 0.5).unbind()
+
+    def function(x, weight, bias):
+        torch.manual_seed(3)
+        norm = BatchNorm1d(4, track_running_stats=False)
+        norm._parameters.update(weight=weight, bias=bias)
+        return relu_dropout(x, 0.4, norm)[1] * x
+
+    inputs = x, weight.requires_grad_(), bias.requires_grad_()
+    assert torch.autograd.gradcheck(function, inputs)
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda norm: norm.eval(),
+        lambda norm: norm.register_forward_hook(lambda *args: None),
+        lambda norm: norm.module.register_forward_pre_hook(lambda *args: None),
+        lambda norm: setattr(norm.module, "forward", norm.module.forward),
+        lambda norm: setattr(norm, "module", torch.nn.Identity()),
+    ],
+)
+def test_other_norms_are_called(change):
+    norm, other = (pyg.BatchNorm(5).double() for _ in range(2))
+    x = torch.randn(8, 5, dtype=torch.double, requires_grad=True)
+    for each in (norm, other):
+        change(each)
+    found = relu_dropout(x, 0.4, norm)
+    assert found[1].grad_fn.name() == "_ReluDropoutBackward"
+    torch.testing.assert_close(found[0], other(x).relu().detach())
+    assert all(map(torch.equal, norm.state_dict().values(), other.state_dict().values()))
+
+
+def test_a_batch_norm_of_one_node_and_other_modules():
+    x = torch.randn(1, 5, requires_grad=True)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        relu_dropout(x, 0.4, BatchNorm1d(5))
+    single = pyg.BatchNorm(5, allow_single_element=True)
+    assert torch.equal(relu_dropout(x, 0.4, single)[0], x.div((1 + 1e-5) ** 0.5).relu().detach())
+    norm = torch.nn.LayerNorm(5)
+    assert torch.equal(relu_dropout(x, 0.4, norm)[0], norm(x).relu())
