@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,36 @@ class _LayerAlone(Module):
 def wrap_layer(layer: Module) -> Module:
     """Return a module, of the same name, that calls a layer which is converted alone."""
     return type(type(layer).__name__, (_LayerAlone,), {})(layer)
+
+
+class _ReadsGlobal(_LayerAlone):
+    """A module that is given the graph which another reads as a global variable."""
+
+    _variable = ""
+
+    def forward(self, data: Data) -> Any:
+        """Return what the module gives for a graph."""
+        variables = type(self.encoder).forward.__globals__
+        before, variables[self._variable] = variables[self._variable], data
+        try:
+            return self.encoder()
+        finally:
+            variables[self._variable] = before
+
+
+def wrap_global(net: Module) -> Module:
+    """Return a module ``forward(data)``, of the same name, of one that reads a global ``data``.
+
+    One whose ``forward`` takes something, or reads several graphs, is returned as it is.
+    """
+    function: Any = type(net).forward
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_argcount != 1 or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
+        return net
+    found = [name for name in code.co_names if isinstance(function.__globals__.get(name), Data)]
+    if len(found) != 1:
+        return net
+    return type(type(net).__name__, (_ReadsGlobal,), {"_variable": found[0]})(net)
 
 
 class Converted(ScalableGNN):

@@ -23,7 +23,7 @@ from gas.convert.inputs import (
 )
 from gas.convert.kept import find_filled
 from gas.convert.matrices import MatrixError
-from gas.convert.model import Converted, wrap_layer
+from gas.convert.model import Converted, wrap_global, wrap_layer
 from gas.convert.normalise import DifferentEdgesError
 from gas.convert.sample import find_sample_graphs
 from gas.convert.trace import UNROLLED
@@ -97,6 +97,7 @@ def to_scalable(
     check_exact("", net)
     if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
         net = wrap_layer(net)
+    net = wrap_global(net)
     if {weight.dtype for weight in net.parameters()} == {torch.float64}:
         kwargs.setdefault("dtype", torch.float64)
     if "num_nodes" in data:

@@ -269,6 +269,31 @@ def test_other_errors_in_words():
         gas.to_scalable(Anything(), graph())
 
 
+script_data = graph()
+
+
+class ReadsGlobal(Net):
+    """Model of a script, whose forward takes nothing."""
+
+    def forward(self):
+        return super().forward(script_data.x, script_data.edge_index)
+
+
+def test_a_graph_that_is_a_global_variable(monkeypatch):
+    data, net = graph(), ReadsGlobal().eval()
+    model = gas.to_scalable(net, data)
+    clustered = gas.cluster(data, 4, model=model, log=False)
+    assert script_data is globals()["script_data"] is not data
+    with torch.no_grad():
+        expected = Net.forward(net, data.x, data.edge_index)
+        torch.testing.assert_close(model.eval().predict(clustered, log=False), expected)
+        data.x = data.x + 1
+        assert torch.equal(net(), Net.forward(net, script_data.x, script_data.edge_index))
+    monkeypatch.setitem(globals(), "script_data", None)
+    with pytest.raises(ValueError, match="names no parameters, by which"):
+        gas.to_scalable(net, data)
+
+
 def test_copies_have_the_same_state():
     model = gas.to_scalable(Net(lambda net, x: x * torch.tensor(2.0)), graph())
     other = copy.deepcopy(model)
