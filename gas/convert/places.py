@@ -80,11 +80,13 @@ def _imported_beside(module: ModuleType) -> list[str]:
         value.__name__ if isinstance(value, ModuleType) else value.__module__
         for value in list(vars(module).values()) if isinstance(value, FunctionType | ModuleType)
     }  # fmt: skip
-    folder = Path(getattr(module, "__file__", None) or "/-").parent
-    return [
-        name for name in names
-        if folder in Path(getattr(sys.modules.get(name), "__file__", None) or "/").parents
-    ]  # fmt: skip
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
+    file = getattr(module, "__file__", None)
+    return [n for n, beside in files.items() if file and beside and _is_beside(file, beside)]
+
+
+def _is_beside(file: str, other: str) -> bool:
+    return Path(file).parent in Path(other).parents
 
 
 def find_place(net: Module, name: str) -> tuple[MutableMapping[str, Any], str]:

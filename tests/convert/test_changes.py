@@ -253,3 +253,10 @@ def test_globals_that_other_threads_set_stay():
         globals()[names[-1]] = 1
         time.sleep(1e-4)
     assert all(globals().pop(name, None) for name in names)
+
+
+def test_a_file_without_a_path_has_no_files_beside_it(monkeypatch):
+    """Not those of PyTorch, whose generator draws for dropout."""
+    monkeypatch.delitem(globals(), "__file__")
+    net = net_of(lambda net, x, e: net.b(net.drop(net.a(x, e)), e), drop=nn.Dropout())
+    gas.to_scalable(net, random_graph())
