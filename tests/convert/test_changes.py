@@ -11,6 +11,7 @@ import types
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import torch_geometric.nn as pyg
 from comparisons import check, of_x
 from conftest import random_graph
@@ -258,5 +259,9 @@ def test_globals_that_other_threads_set_stay():
 def test_a_file_without_a_path_has_no_files_beside_it(monkeypatch):
     """Not those of PyTorch, whose generator draws for dropout."""
     monkeypatch.delitem(globals(), "__file__")
-    net = net_of(lambda net, x, e: net.b(net.drop(net.a(x, e)), e), drop=nn.Dropout())
-    gas.to_scalable(net, random_graph())
+
+    def drop(net, x, edge_index):
+        h = F.dropout(net.a(x, edge_index), training=net.training)
+        return net.b(h, edge_index)
+
+    gas.to_scalable(net_of(drop), random_graph())
