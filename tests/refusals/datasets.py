@@ -249,6 +249,9 @@ CASES = {
         },
     ),
     "import_graph, features of another shape": lambda t: imports_arrays(t, x=np.ones(2)),
+    "import_graph, labels that floats can't tell apart": lambda t: imports(
+        t, {"edges.csv": EDGES_OF_0_AND_1, "nodes.csv": f"id,label\n0,{2**64}\n1,{2**64 + 1}\n"}
+    ),
     "import_graph, features too large": lambda t: imports_arrays(
         t, x=np.full((2, 1), 1e9), dtype="float16"
     ),
