@@ -277,6 +277,9 @@ CASES = {
     "open_graph, a shard of tables": lambda t: opening(t, options={"shard": 0}),
     "open_graph, columns of a graph folder": lambda t: graph_folder(t, columns={"source": "a"}),
     "write_planted_partition, no nodes": lambda t: write_planted_partition(t.path, 0),
+    "write_planted_partition, hubs of all edges": lambda t: write_planted_partition(
+        t.path, 9, exponent=1.0
+    ),
     "write_planted_partition, features of another type": lambda t: write_planted_partition(
         t.path, 9, dtype=torch.bfloat16
     ),
