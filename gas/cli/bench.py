@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import statistics
 import time
@@ -19,7 +18,7 @@ from torch_geometric.data import Data
 import gas
 from gas.cli.choices import MODELS
 from gas.cli.command import Signals
-from gas.cli.graphs import model_arguments
+from gas.cli.graphs import model_arguments, remove_edge_attributes
 from gas.cli.settings import Settings
 from gas.graph import with_edge_index
 from gas.native import PeakMemory, human, report_progress, resident_kinds
@@ -78,7 +77,8 @@ class Bench:
         log: bool = True,
         signals: Signals | None = None,
     ) -> None:
-        self.data, self.settings, self.log = data, settings, log
+        self.data = data = remove_edge_attributes(data)
+        self.settings, self.log = settings, log
         self.signals = Signals() if signals is None else signals
         self.interrupted = False  # By Ctrl-C, while epochs were measured.
         self._make: Callable[..., gas.models.LayeredGNN] = partial(
@@ -229,9 +229,7 @@ class Bench:
         for number, parts in enumerate(batches):
             batch_of_part[parts] = number
         batch = batch_of_part.repeat_interleave(graph.parts.diff())
-        graph = copy.copy(with_edge_index(graph))
-        for key in {*graph.edge_attrs()} - {"edge_index", "edge_weight"}:
-            del graph[key]  # Rows of edges before self-loops; no model of gas.models reads them.
+        graph = with_edge_index(graph)
         src, dst = batch[graph.edge_index]
         model = self._make(num_nodes=1)
         loader = _load(graph.edge_subgraph(src == dst), batches, model)

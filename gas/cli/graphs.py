@@ -23,7 +23,13 @@ from gas import (
     permute,
 )
 from gas.cli.settings import Settings
-from gas.graph import is_graph_folder, remove_edges, select_rows, with_edge_index
+from gas.graph import (
+    is_graph_folder,
+    keys_by_row,
+    remove_edges,
+    select_rows,
+    with_edge_index,
+)
 from gas.history import is_encoded
 from gas.native import free_memory, human, is_sparse, warn
 from gas.training import FullBatch
@@ -125,6 +131,18 @@ def prepare_graph(
         data = remove_edges(data) if loader is None else loader.data
     raw_if_used = raw if keep_raw else None
     return Graph(perm, raw_if_used, data, loader, inference, whole, arguments, shown, parts)
+
+
+def remove_edge_attributes(data: Data) -> Data:
+    """Return the graph without rows of edges that no model reads: all but their ends and weights.
+
+    Self-loops, which some models add, have no such rows.
+    """
+    out = copy.copy(data)
+    for key in keys_by_row(data, [key for key, _ in data])[1]:
+        if key != "edge_weight":
+            del out[key]
+    return out
 
 
 def warn_of_one_way_edges(data: Data) -> None:

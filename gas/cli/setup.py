@@ -23,7 +23,13 @@ from gas.cli.choices import (
     check_predictable,
     check_splits,
 )
-from gas.cli.graphs import Graph, model_arguments, prepare_graph, training_subgraph
+from gas.cli.graphs import (
+    Graph,
+    model_arguments,
+    prepare_graph,
+    remove_edge_attributes,
+    training_subgraph,
+)
 from gas.cli.settings import Settings
 from gas.datasets import check_parts
 from gas.graph import check_data_features, with_csr_features
@@ -170,7 +176,7 @@ class Setup:
         check_labels(data)
         check_metric(self.settings.metric, data.y, self.out_channels)
         check_parts(data)
-        return data
+        return remove_edge_attributes(data)
 
     def _prepare(
         self, data: Data, inductive: bool, layout: str, partition: str

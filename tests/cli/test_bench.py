@@ -61,10 +61,11 @@ def test_batches_are_the_same_but_for_edges_between_them():
         assert inside == sum(other.data.adj_t.col.numel() for other in dropped)
 
 
-def test_attributes_of_edges_have_no_effect():
+@pytest.mark.parametrize("key", ["edge_attr", "edge_type"])
+def test_attributes_of_edges_have_no_effect(key):
     """GCN adds self-loops, of which they have no rows."""
     data, _, out_channels = gas.get_data("data", "planted:300")
-    data.edge_attr = torch.ones(data.num_edges, 2)
+    data[key] = torch.ones(data.num_edges, 2)
     settings = Settings.default("gcn").replace(hidden_channels=8, num_parts=8, batch_size=2)
     found = Bench(data, out_channels, "gcn", settings, log=False).measure(1)
     assert all(found[name].seconds for name in NAMES)

@@ -53,6 +53,17 @@ def test_every_model_learns(model, full_batch):
     assert again.test_acc == run.test_acc
 
 
+@pytest.mark.parametrize("model", ["gcn", "gat", "appnp"])
+@pytest.mark.parametrize("key", ["edge_type", "time"])
+def test_attributes_of_edges_have_no_effect(model, key):
+    """These models add self-loops, of which they have no rows."""
+    plain = graph()
+    data = plain.clone()
+    data[key] = torch.arange(data.num_edges)
+    options = {"changes": {"epochs": 1}, "keep_edges": False}
+    assert make(model, data, **options).run(0).loss == make(model, plain, **options).run(0).loss
+
+
 @pytest.mark.parametrize("refresh", ["none", "full", "layerwise"])
 @pytest.mark.parametrize("evaluation", ["full", "layerwise"])
 def test_refreshing(evaluation, refresh):
