@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import gas
-from gas.cli.choices import MODELS
+from gas.cli.choices import MODELS, are_numbers, set_real_targets
 from gas.cli.graphs import PARTS, describe_inputs, model_arguments
 from gas.cli.hetero import make_model
 from gas.cli.results import MODEL
@@ -116,8 +116,8 @@ class SavedRun:
         nodes = self._find_targets(data)
         if path is not None:
             self._adopt_targets(data, nodes)
-        elif self._targets["dtype"] != str(nodes.y.dtype).removeprefix("torch."):
-            nodes.y = nodes.y.to(getattr(torch, self._targets["dtype"]))  # As the metric needs it.
+        else:
+            self._set_kind_of_targets(data, nodes)
         features = self.metrics["features"]
         if features["dtype"] or features["store"]:
             data.x = gas.quantize(data.x, features["dtype"] or "float32", features["store"])
@@ -146,6 +146,12 @@ class SavedRun:
                     return data
         return None
 
+    def _set_kind_of_targets(self, data: Any, nodes: Any) -> None:
+        """Replace integer targets by real numbers, if those of the training were replaced."""
+        is_real = getattr(torch, self._targets["dtype"]).is_floating_point
+        if is_real and nodes.y.dim() == 1 and not nodes.y.is_floating_point():
+            set_real_targets(data, nodes)
+
     def _adopt_targets(self, data: Any, nodes: Any) -> None:
         """Give another graph targets of the kind of the training, and the training's classes.
 
@@ -158,6 +164,8 @@ class SavedRun:
             del data.split
             for name in ("train_mask", "val_mask", "test_mask"):
                 nodes.pop(name, None)
+        if "y" in nodes and are_numbers(getattr(data, "classes", None) or []):
+            self._set_kind_of_targets(data, nodes)
         y, own = nodes.get("y", None), getattr(data, "classes", None) or []
         is_same = (
             y is not None

@@ -22,6 +22,7 @@ from gas.cli.choices import (
     check_modes,
     check_predictable,
     check_splits,
+    set_real_targets,
 )
 from gas.cli.graphs import (
     Graph,
@@ -168,7 +169,7 @@ class Setup:
         y = data.get("y")
         if self.settings.metric == "r2" and y is not None and y.dim() == 1 and not is_real(y):
             data, self.out_channels = copy.copy(data), 1
-            data.y = data.y.float()
+            set_real_targets(data, data)
         data = with_csr_features(data)
         gas.models.check_features(data.get("x"))
         if check:

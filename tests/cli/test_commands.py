@@ -359,6 +359,35 @@ def test_real_targets_of_some_nodes(tmp_path):
         assert np.isfinite(found["prediction"]).all()
 
 
+def test_r2_of_numbered_classes_is_of_their_numbers(tmp_path):
+    """Years are classes by default; for r2 they are numbers, and nodes without one don't count."""
+    tables = write_tables(tmp_path / "tables")
+    year = {"red": "1900", "green": "1999", "blue": ""}
+    rewrite_nodes(tables, lambda row: {**row, "label": year[row["label"]]})
+    train(tables, tmp_path / "run", "--metric", "r2")
+    expected = read_parquet(tmp_path / "run/predictions.parquet")
+    run = gas.load_run(tmp_path / "run")
+    for found in (expected, run.predict(), run.predict(tables)):
+        label = np.array(found["label"], float)
+        assert set(label[~np.isnan(label)]) == {1900, 1999}
+        assert 0 < np.isnan(label).sum() < 300
+    assert run.metrics["classes"] is None
+
+
+def test_r2_of_classes_with_names_is_refused(tmp_path):
+    tables = write_tables(tmp_path / "tables")
+    text = "--metric is r2, but the targets are classes such as 'blue': choose accuracy or micro_f1"
+    with pytest.raises(SystemExit, match=text):
+        train(tables, tmp_path / "run", "--metric", "r2")
+
+
+def test_a_single_class_is_refused_before_training(tmp_path):
+    tables = write_tables(tmp_path / "tables")
+    rewrite_nodes(tables, lambda row: {**row, "label": "red"})
+    with pytest.raises(SystemExit, match="'data.y' holds a single class, expected at least"):
+        train(tables, tmp_path / "run")
+
+
 @pytest.mark.filterwarnings("always")
 def test_an_import_counts_edges_without_a_reverse(tmp_path, capsys, monkeypatch):
     rng = np.random.default_rng(0)
