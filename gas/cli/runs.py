@@ -266,7 +266,7 @@ class SavedRun:
             columns = gas.predictions(model, graph, split=self.metrics["kept_split"], log=False)
         if not bool(known_target_mask(self._find_targets(data).y).any()):
             columns.pop("label", None)
-        return columns if ids is None else _select_ids(columns, ids)
+        return columns if ids is None else _select_ids(columns, ids, self.node_type)
 
     def verify(self) -> Any:
         """Compare mini-batches of the model with the uncut graph; see :func:`gas.verify`."""
@@ -311,15 +311,18 @@ def _order_features(x: Tensor, names: Sequence[str], found: Sequence[str]) -> Te
     return x[:, [found.index(name) for name in names]]
 
 
-def _select_ids(columns: dict[str, Any], ids: Sequence[Any]) -> dict[str, Any]:
+def _select_ids(
+    columns: dict[str, Any], ids: Sequence[Any], node_type: str | None
+) -> dict[str, Any]:
     """Return the rows of some nodes, in the order of their ids."""
     known = np.asarray(columns["node"]).astype(str).tolist()
     row_of = {name: row for row, name in enumerate(known)}
     missing = [each for each in ids if str(each) not in row_of]
     if missing:
+        of_type = "" if node_type is None else f" of type {node_type!r}"
         raise ValueError(
-            f"'ids' has {missing[0]!r}, which is no node of the graph, expected ids such as "
-            f"{known[0]!r}"
+            f"'ids' has {missing[0]!r}, which is no node of the graph{of_type}, expected ids such "
+            f"as {known[0]!r}"
         )
     rows = [row_of[str(each)] for each in ids]
     return {

@@ -71,6 +71,13 @@ def test_attributes_of_edges_have_no_effect(key):
     assert all(found[name].seconds for name in NAMES)
 
 
+def test_a_graph_without_training_nodes_is_refused():
+    data, _, out_channels = gas.get_data("data", "planted:60")
+    data.train_mask.fill_(False)
+    with pytest.raises(ValueError, match="'train_mask' has no node, expected one at least"):
+        Bench(data, out_channels, "sage", Settings.default("sage"), log=False)
+
+
 def test_what_cannot_run_says_why(capsys):
     main(["bench", "planted:300", "--num-parts", "4", "--batch-size", "4", "--repeats", "1"])
     text = capsys.readouterr().out
@@ -190,7 +197,7 @@ def test_a_second_interruption_ends_at_once(monkeypatch, capsys):
 
 
 def test_errors_are_one_line():
-    with pytest.raises(SystemExit, match="gas bench: error: '--repeats' is 0, expected"):
+    with pytest.raises(SystemExit, match="gas bench: error: --repeats is 0, expected"):
         main(["bench", "planted:60", "--repeats", "0"])
     with pytest.raises(SystemExit, match="gas bench: error: --memory is '6XB'"):
         main(["bench", "planted:60", "--memory", "6XB"])

@@ -330,7 +330,7 @@ def test_tables_with_other_names(tmp_path, capsys):
     with pytest.raises(SystemExit, match="gas partition: error: --num-parts is 999, but"):
         main(["partition", str(tables), *names, "--num-parts", "999"])
     main(["train", str(tables), *names, "--epochs", "1", "--out", str(tmp_path / "run")])
-    with pytest.raises(SystemExit, match="gas predict: error: 'graph' is 'nowhere', expected one"):
+    with pytest.raises(SystemExit, match="gas predict: error: --graph is 'nowhere', expected one"):
         main(["predict", str(tmp_path / "run"), "--graph", "nowhere"])
 
 
@@ -431,13 +431,29 @@ def test_errors_name_what_was_typed(tmp_path, capsys):
     (tmp_path / "edges.csv").write_text("source,target\n0,1\n1,0\n")
     tables = str(tmp_path / "edges.csv")
     for command, text in {
-        ("plan", "nowhere"): "gas plan: error: 'graph' is 'nowhere', expected one of ",
+        ("plan", "nowhere"): "gas plan: error: GRAPH is 'nowhere', expected one of ",
         ("partition", tables, "--method", "no"): "gas partition: error: --method is 'no', expected",
         ("import", tables, "g", "--dtype", "int9"): "gas import: error: --dtype is int9, expected",
-        ("import", tables, f"{tables}/g"): f"gas import: error: {tables}/g: 'out' is a folder that",
+        ("bench", tables, "--json", str(tmp_path)): f"--json is {tmp_path}, which is a folder",
+        ("predict", "no", "--out", f"{tables}/x.csv"): f"error: {tables}/x.csv: Not a directory",
+        ("report", "no", "--out", str(tmp_path)): f"--out is {tmp_path}, which is a folder: name a",
+        ("import", tables, f"{tables}/g"): f"gas import: error: {tables}/g: OUT is a folder that",
     }.items():
         with pytest.raises(SystemExit, match=text):
             main([*command])
+
+
+@pytest.mark.parametrize("command", ["import", "partition"])
+def test_infinite_features_are_accepted_as_errors_say(tmp_path, command):
+    (tmp_path / "g").mkdir()
+    np.save(tmp_path / "g/x.npy", np.full((3, 2), np.inf, np.float32))
+    np.save(tmp_path / "g/edge_index.npy", np.array([[0, 1, 2, 1, 2, 0], [1, 2, 0, 0, 1, 2]]))
+    given = [command, str(tmp_path / "g"), str(tmp_path / "out")]
+    given += ["--num-parts", "1"] if command == "partition" else []
+    with pytest.raises(SystemExit, match="accept it by --no-check"):
+        main(given)
+    main([*given, "--no-check"])
+    assert gas.open_graph(tmp_path / "out").x.isinf().all()
 
 
 def test_plan_of_a_graph(capsys):
@@ -476,7 +492,7 @@ def test_the_graph_stands_first_in_every_command(tmp_path, capsys):
 
 
 def test_errors_are_one_line():
-    with pytest.raises(SystemExit, match="gas verify: error: 'folder' is 'nowhere', which has no"):
+    with pytest.raises(SystemExit, match="gas verify: error: RUN is 'nowhere', which has no"):
         main(["verify", "nowhere"])
 
 

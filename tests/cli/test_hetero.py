@@ -65,6 +65,12 @@ def test_the_command_line(tmp_path):
     assert set(table["prediction"]) <= {"a", "b"}
 
 
+def test_a_file_of_options_may_leave_the_model_out(tmp_path):
+    (tmp_path / "c.yaml").write_text("hetero: true\nepochs: 1\n")
+    args = parse_args(["--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")])
+    assert args.model == "sage"
+
+
 @pytest.mark.slow
 def test_a_run_that_diverges_writes_nothing(tmp_path):
     write_tables(tmp_path / "g")
@@ -268,7 +274,7 @@ def test_a_run_is_opened_again_like_any_other(trained, tmp_path, capsys):
     compare(run.predict(), expected)
     some = run.predict(ids=["s7", "s3"])
     assert list(some["prediction"]) == [expected["prediction"][row] for row in (7, 3)]
-    with pytest.raises(ValueError, match="'ids' has 'p1', which is no node of the graph"):
+    with pytest.raises(ValueError, match="'ids' has 'p1', which is no node of the graph of type"):
         run.predict(ids=["p1"])
     assert run.open_graph().node_types == ["person", "shop"]
     main(["verify", str(folder)])

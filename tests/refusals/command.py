@@ -192,5 +192,7 @@ CASES = {
     "a graph with lists in another order": lists_in_another_order,
     "an id of no node": lambda t: gas.load_run(trained(t)).predict(ids=["anna"]),
     "gas predict --out, no table": lambda t: run(t, "predict", "runs", "--out", "out.txt"),
+    "gas bench --json, a folder": lambda t: run(t, "bench", "planted:60", "--json", "."),
+    "gas predict --out, in a file": lambda t: run(t, "predict", "runs", "--out", "/dev/null/x.csv"),
     "gas import --columns, no role": lambda t: run(t, "import", "a", "b", "--columns", "payer"),
 }
