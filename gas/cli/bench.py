@@ -179,7 +179,7 @@ class Bench:
             return makers
         one = self.chosen
         with contextlib.closing(self._make(num_nodes=1)) as model:
-            options = {"log": self.log, "check": False}
+            options: dict[str, Any] = {"log": self.log, "check": False}
             graph = gas.cluster(self.data, one.num_parts, model=model, **options)
         self.partition = gas.partition_report(graph)
         generator = torch.Generator().manual_seed(0)

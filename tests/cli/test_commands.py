@@ -359,6 +359,16 @@ def test_real_targets_of_some_nodes(tmp_path):
         assert np.isfinite(found["prediction"]).all()
 
 
+@pytest.mark.filterwarnings("always")
+def test_edges_are_sampled_in_the_whole_graph(tmp_path, capsys, monkeypatch):
+    """The first nodes have edges from the last ones alone; few of many edges are looked for."""
+    lines = "".join(f"{node + 500},{node}\n" for node in range(500))
+    (tmp_path / "edges.csv").write_text(f"source,target\n{lines}")
+    monkeypatch.setattr("gas.cli.graphs.MOST_COUNTED", 64)
+    main(["import", str(tmp_path / "edges.csv"), str(tmp_path / "g")])
+    assert "warning: 64 of 64 sampled edges lack a reverse" in capsys.readouterr().err
+
+
 def test_r2_of_numbered_classes_is_of_their_numbers(tmp_path):
     """Years are classes by default; for r2 they are numbers, and nodes without one don't count."""
     tables = write_tables(tmp_path / "tables")
@@ -404,7 +414,7 @@ def test_an_import_counts_edges_without_a_reverse(tmp_path, capsys, monkeypatch)
     monkeypatch.setattr("gas.cli.graphs.MOST_COUNTED", 100)
     main([*command, str(tmp_path / "large")])
     text = capsys.readouterr().err
-    assert "edges between the first " in text
+    assert " sampled edges lack a reverse" in text
     assert "and messages go from source to target alone: --undirected adds the reverses" in text
 
 
