@@ -50,6 +50,8 @@ class Augmentation(Resumable, BaseTransform):
         generator: torch.Generator | None = None,
     ) -> None:
         check_integer("num_steps", num_steps, 0)
+        if undirected not in (True, False):
+            raise ValueError(f"'undirected' is {undirected!r}, expected True or False")
         self.units = Units(data, undirected)
         self.undirected = undirected
         self.num_steps = num_steps

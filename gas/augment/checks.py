@@ -18,6 +18,11 @@ def check_probability(**options: float) -> None:
     _check(options, lambda v: 0.0 <= v <= 1.0, "a probability in [0, 1]")
 
 
+def check_rate(**options: float) -> None:
+    """Refuse values that aren't between 0 and 1."""
+    _check(options, lambda v: 0.0 < v < 1.0, "a rate between 0 and 1")
+
+
 def check_not_negative(**options: float) -> None:
     """Refuse negative, infinite and NaN values."""
     _check(options, lambda v: 0.0 <= v < math.inf, "a finite number of at least 0")

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gas.native import on_host
+
 
 def entropy(logits: Tensor) -> Tensor:
     """Compute the entropy of each prediction ``softmax(logits)``, in nats, of shape ``[nodes]``."""
@@ -37,8 +39,8 @@ def mh_aug_loss(
         first: Outputs for the previous state of the chain, of the same shape.
         second: Outputs for its present state, of the same shape.
         y: Classes, of shape ``[nodes]``.
-        mask: Which nodes are labelled: of shape ``[nodes]``, bool, or their positions.
-            (default: all)
+        mask: Which nodes are labelled: of shape ``[nodes]``, bool, or their positions. Without
+            any, as in some mini-batches, there is no cross entropy. (default: all)
         kl: Weight of the divergence between both states. (default: ``0.5``)
         h: Weight of the entropy of predictions for the original graph. (default: ``0.5``)
         teacher_is_first: Whether ``first`` is the teacher in the divergence, which then is
@@ -47,7 +49,8 @@ def mh_aug_loss(
             (default: no teacher)
 
     Raises:
-        ValueError: If shapes don't fit.
+        ValueError: If shapes don't fit, ``teacher_is_first`` is no truth value, or, on the CPU, a
+            labelled node has no class.
     """
     for name, out in (("first", first), ("second", second)):
         if out.shape != logits.shape:
@@ -55,10 +58,18 @@ def mh_aug_loss(
                 f"'{name}' has shape {list(out.shape)}, expected {list(logits.shape)}, that of "
                 "'logits': pass outputs for the same nodes"
             )
-    labelled = (first, y) if mask is None else (first[mask], y[mask])
-    loss = F.cross_entropy(*labelled)
+    loss = _cross_entropy(first, y, mask)
     log_p, log_q = F.log_softmax(first, dim=-1), F.log_softmax(second, dim=-1)
     if teacher_is_first is not None:
+        is_bool = isinstance(teacher_is_first, bool) or (
+            isinstance(teacher_is_first, Tensor)
+            and teacher_is_first.dtype == torch.bool
+            and teacher_is_first.numel() == 1
+        )
+        if not is_bool:
+            raise ValueError(
+                f"'teacher_is_first' is {teacher_is_first!r}, expected True, False or None"
+            )
         is_first = torch.as_tensor(teacher_is_first, device=first.device)
         log_p, log_q = (
             torch.where(is_first, log_p, log_q).detach(),
@@ -66,3 +77,23 @@ def mh_aug_loss(
         )
     divergence = F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1).mean()
     return loss + kl * divergence + h * entropy(logits).mean()
+
+
+def _cross_entropy(out: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean cross entropy of labelled nodes, 0 without any."""
+    if y.shape != out.shape[:1] or y.is_floating_point():
+        raise ValueError(
+            f"'y' is {y.dtype} of shape {list(y.shape)}, expected classes of shape "
+            f"{list(out.shape[:1])}"
+        )
+    if mask is not None and mask.dtype == torch.bool and mask.shape != y.shape:
+        raise ValueError(f"'mask' has shape {list(mask.shape)}, expected {list(y.shape)}")
+    if mask is not None:
+        out, y = out[mask], y[mask]
+    wrong = y[(y < 0) | (y >= out.size(-1))] if on_host(y) else y[:0]
+    if wrong.numel():
+        raise ValueError(
+            f"'y' holds {int(wrong[0])}, expected classes from 0 to {out.size(-1) - 1}: leave "
+            "nodes without a class out of 'mask'"
+        )
+    return F.cross_entropy(out, y.long(), reduction="mean" if y.numel() else "sum")

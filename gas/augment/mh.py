@@ -19,6 +19,7 @@ from gas.augment.checks import (
     check_not_negative,
     check_positive,
     check_probability,
+    check_rate,
 )
 from gas.augment.distributions import PROPOSALS, Target, log_choose
 from gas.augment.statistics import Statistics, Tally
@@ -135,13 +136,11 @@ class MHAug(Augmentation):
         if reference_size is not None:
             check_integer("reference_size", reference_size, 1)
         check_integer("burn_in", burn_in, 0)
-        if proposal not in PROPOSALS:
+        if not isinstance(proposal, str) or proposal not in PROPOSALS:
             names = ", ".join(map(repr, PROPOSALS))
             raise ValueError(f"'proposal' is {proposal!r}, expected one of {names}")
-        if target_acceptance is not None and not 0.0 < target_acceptance < 1.0:
-            raise ValueError(
-                f"'target_acceptance' is {target_acceptance!r}, expected a rate between 0 and 1"
-            )
+        if target_acceptance is not None:
+            check_rate(target_acceptance=target_acceptance)
         if (target_acceptance is not None) != (burn_in > 0):
             raise ValueError(
                 f"'target_acceptance' is {target_acceptance} and 'burn_in' is {burn_in}: expected "

@@ -21,10 +21,12 @@ class Resumable(ABC):
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
-        if generator is not None and generator.device.type != "cpu":
+        device = getattr(generator, "device", None)
+        if generator is not None and (device is None or device.type != "cpu"):
+            found = repr(generator) if device is None else f"on {device}"
             raise ValueError(
-                f"'generator' is on {generator.device}, expected one of the CPU, which serves "
-                "graphs on every device: torch.Generator()"
+                f"'generator' is {found}, expected one of the CPU, which serves graphs on every "
+                "device: torch.Generator()"
             )
         if generator is None:
             seed = int(torch.empty((), dtype=torch.int64).random_())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import Any
 
 import torch_geometric.nn as pyg
@@ -11,8 +12,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
 
-from gas.convert.changes import find_places
-from gas.convert.kept import ATTRIBUTES_OF_TORCH, find_rows
+from gas.convert.kept import find_rows
+from gas.convert.places import ATTRIBUTES_OF_TORCH, find_places
 from gas.graph import WEIGHT
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
@@ -219,9 +220,11 @@ def node_table_error(
             f"table[node_id], instead of all rows, or of None. Now, {error}"
         )
     tables: list[tuple[str, str, bool]] = []  # And whether it is the value itself.
+    own = {f"{kind.__qualname__}:" for each in net.modules() for kind in type(each).__mro__}
     for prefix, values in find_places(net):
-        is_global = prefix.endswith(":") and type(values) is dict  # Such as the graph's own.
-        for name, value in [] if is_global else list(values.items()):
+        if prefix.endswith(":") and prefix not in own:  # Such as globals, and the graph's own.
+            continue
+        for name, value in list(values.items()):
             if name in ATTRIBUTES_OF_TORCH or prefix + name in emptied:
                 continue
             is_kept = any(each.shape[0] == size for each in find_rows(value))
@@ -256,3 +259,50 @@ def _size_of(value: Any) -> tuple[int, ...]:
     """Return the shape of a tensor or matrix; of all else, ``()``."""
     sizes = getattr(value, "sparse_sizes", None)
     return tuple(getattr(value, "shape", ()) if sizes is None else sizes())
+
+
+class LayerAlone(Module):
+    """A module that calls a layer, with its parameters, as those of an ``encoder`` are found."""
+
+    def __init__(self, layer: Module) -> None:
+        super().__init__()
+        self.encoder, self.training = layer, layer.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the layer gives."""
+        return self.encoder(*args, **kwargs)
+
+
+def wrap_layer(layer: Module) -> Module:
+    """Return a module, of the same name, that calls a layer which is converted alone."""
+    return type(type(layer).__name__, (LayerAlone,), {})(layer)
+
+
+class _ReadsGlobal(LayerAlone):
+    """A module that is given the graph which another reads as a global variable."""
+
+    _variable = ""
+
+    def forward(self, data: Data) -> Any:
+        """Return what the module gives for a graph."""
+        variables = type(self.encoder).forward.__globals__
+        before, variables[self._variable] = variables[self._variable], data
+        try:
+            return self.encoder()
+        finally:
+            variables[self._variable] = before
+
+
+def wrap_global(net: Module) -> Module:
+    """Return a module ``forward(data)``, of the same name, of one that reads a global ``data``.
+
+    One whose ``forward`` takes something, or reads several graphs, is returned as it is.
+    """
+    function: Any = type(net).forward
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_argcount != 1 or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
+        return net
+    found = [name for name in code.co_names if isinstance(function.__globals__.get(name), Data)]
+    if len(found) != 1:
+        return net
+    return type(type(net).__name__, (_ReadsGlobal,), {"_variable": found[0]})(net)

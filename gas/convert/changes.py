@@ -1,16 +1,22 @@
-"""Find where a module may keep what it computes, and its changes in place in a trace."""
+"""Refuse changes in place of what a module learns, when it is run and in a trace."""
 
 from __future__ import annotations
 
+import contextlib
 import operator
-import sys
-from collections.abc import Iterator, MutableMapping
+import traceback
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 from torch.nn import Module
-from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch_geometric.data.data import BaseData
+from torch_geometric.nn import MessagePassing
+from torch_geometric.typing import SparseTensor
 
 from gas.convert.failures import changes_error
 from gas.convert.known import assign
@@ -23,63 +29,87 @@ VIEWS = (
 )  # fmt: skip
 
 
-_LIBRARIES = ("torch", "torch_geometric")
+def with_noise(weight: Tensor) -> Tensor:
+    """Return a copy of a parameter with noise, which has its signs where it isn't zero."""
+    if not weight.is_floating_point():
+        return weight.clone()
+    noise = 0.1 * torch.randn_like(weight)
+    return torch.where(weight * (weight + noise) < 0, weight - noise, weight + noise)
 
 
-class _Attributes(MutableMapping[str, Any]):
-    """The attributes of a class, which can be set."""
-
-    def __init__(self, kind: type) -> None:
-        self._kind = kind
-
-    def __getitem__(self, key: str) -> Any:
-        return vars(self._kind)[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        setattr(self._kind, key, value)
-
-    def __delitem__(self, key: str) -> None:
-        delattr(self._kind, key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(vars(self._kind))
-
-    def __len__(self) -> int:
-        return len(vars(self._kind))
+@contextlib.contextmanager
+def given_parameters(weights: Mapping[Tensor, Tensor]) -> Iterator[None]:
+    """Give parameters copies of other values in this context."""
+    kept = {weight: weight.data for weight in weights}
+    try:
+        for weight, value in weights.items():
+            weight.data = value.clone()
+        yield
+    finally:
+        for weight, value in kept.items():
+            weight.data = value
 
 
-def find_places(net: Module) -> list[tuple[str, MutableMapping[str, Any]]]:
-    """Find where a module may keep what it computes, and the beginnings of names there.
+class RefuseChanges(TorchDispatchMode):
+    """Refuses changes in place of parameters while a module is run.
 
-    These are attributes and buffers of the module and its parts, and, where the beginning ends with
-    ``":"``, the attributes of their classes, and the globals and other classes beside these.
+    But for those that a layer makes of its own, which mini-batches call as it is.
+
+    Args:
+        net: The module.
+        opened: Types of layers of message passing that are followed inside.
     """
-    places: list[tuple[str, MutableMapping[str, Any]]] = [
-        (f"{name}.".lstrip("."), values)
-        for name, each in net.named_modules() if not _is_lazy(each)
-        for values in ((vars(each), each._buffers) if is_own_module(each) else (vars(each),))
-    ]  # fmt: skip
-    kinds = {
-        kind: None for module in net.modules() for kind in type(module).__mro__
-        if kind.__module__.split(".")[0] not in (*_LIBRARIES, "gas", "builtins")
-    }  # fmt: skip
-    names = {kind.__module__: None for kind in kinds if kind.__module__ in sys.modules}
-    files = {name: vars(sys.modules[name]) for name in names}
-    for name, values in files.items():
-        kinds |= {
-            v: None for v in list(values.values()) if type(v) is type and v.__module__ == name
-        }
-    places += [(f"{name}:", values) for name, values in files.items()]
-    return places + [(f"{k.__qualname__}:", _Attributes(k)) for k in kinds if type(k) is type]
+
+    def __init__(self, net: Module, opened: Collection[type]) -> None:
+        super().__init__()
+        self._net, self._opened = net, tuple(opened)
+        self._weights = {n: p for n, p in net.named_parameters() if p.numel()}
+        self._names = {_address(weight): name for name, weight in self._weights.items()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function that writes to no parameter."""
+        given = dict(zip([a.name for a in func._schema.arguments], args, strict=False))
+        given.update(kwargs or {})
+        written = [given.get(each.name) for each in func._schema.arguments if each.is_write]
+        for leaf in tree_leaves(written):
+            name = self._names.get(_address(leaf)) if isinstance(leaf, Tensor) else None
+            if name and not self._is_in_layer(self._weights[name]):
+                raise changes_error(name)
+        return func(*args, **(kwargs or {}))
+
+    def _is_in_layer(self, weight: Tensor) -> bool:
+        """Return whether a layer with a parameter is called that isn't followed."""
+        for frame, _ in traceback.walk_stack(None):
+            given = list(frame.f_locals.values())
+            layer = given[0] if frame.f_code.co_argcount and given else None  # "self", of a method.
+            is_call = frame.f_code in (
+                Module._call_impl.__code__,
+                Module._wrapped_call_impl.__code__,
+            )
+            if is_call or not isinstance(layer, Module) or layer is self._net:
+                continue
+            is_layer = isinstance(layer, MessagePassing) and not isinstance(layer, self._opened)
+            has = any(weight is each for each in layer.parameters())
+            if has and (is_layer or not any(map(_is_graph, given))):
+                return True
+        return False
+
+    def find_replaced(self) -> str:
+        """Return a parameter that was given other values, ``weight.data = ...``, or ""."""
+        names = (n for n, weight in self._weights.items() if _address(weight) not in self._names)
+        return next(names, "")
 
 
-def is_own_module(module: Module) -> bool:
-    """Return whether a module isn't of PyTorch or PyG."""
-    return type(module).__module__.split(".")[0] not in _LIBRARIES
+def _is_graph(value: Any) -> bool:
+    """Return whether a value is a graph, its adjacency, or a list of edges."""
+    if not isinstance(value, Tensor):
+        return isinstance(value, BaseData | SparseTensor)
+    is_list = value.dim() == 2 and value.size(0) == 2 and not value.is_floating_point()
+    return value.layout != torch.strided or is_list
 
 
-def _is_lazy(module: Module) -> bool:
-    return any(is_lazy(weight) for weight in module.parameters(recurse=False))
+def _address(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr() if x.layout == torch.strided else 0
 
 
 def is_in_place(node: Node) -> bool:

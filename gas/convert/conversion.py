@@ -15,6 +15,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
+from gas.convert.changes import RefuseChanges, given_parameters, with_noise
 from gas.convert.check import (
     Conversion,
     check_edges,
@@ -26,16 +27,14 @@ from gas.convert.check import (
 )
 from gas.convert.edge_dropout import take_edge_dropout
 from gas.convert.edge_layers import InexactLayerError
+from gas.convert.failures import changes_error
 from gas.convert.fixed_numbers import NUMBERS, training_mode
 from gas.convert.inputs import (
     Inputs,
     copy_value,
     copy_with_noise,
     eval_mode,
-    given_parameters,
-    with_noise,
 )
-from gas.convert.kept import CONSTANT, keep_attributes
 from gas.convert.kinds import Values, check_rows, find_value_kinds, row_dims
 from gas.convert.known import is_close
 from gas.convert.layers import (
@@ -66,6 +65,7 @@ from gas.convert.outputs import (
     run_in_training,
 )
 from gas.convert.place import GraphWriter, Placement, place_histories
+from gas.convert.places import CONSTANT, keep_attributes
 from gas.convert.preparation import Preparation
 from gas.convert.prepare import move_preparation
 from gas.convert.projection import merge_projections
@@ -124,7 +124,8 @@ def convert_module(
         graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
         trained, caches = run_in_training(copied, inputs, graphs, expected)
     draws = partial(find_draws, copied, inputs, graphs[0])
-    noisy, returned = _run_with_noise(copied, inputs, graphs[0], len(trained))
+    _check_parameters(net, copied)
+    noise = _run_with_noise(copied, inputs, graphs[0], len(trained), choices.opened)
     graph = _trace(copied, inputs, wanted, graphs, choices.opened, caches)
     num_dropped = sum(DROP in node.meta for node in graph.nodes)
     if choices.is_turned:
@@ -144,7 +145,7 @@ def convert_module(
     run = partial(record_checked, copied, graph, expected, inputs, graphs, transform, fixed, draws)
     outputs, records = run(given)
     train = partial(record, copied, graph, inputs, graphs[0], given)
-    _check_noise(type(net).__name__, graph, outputs, train, noisy, returned[: len(fixed) + 1])
+    _check_noise(type(net).__name__, graph, outputs, train, *noise, len(fixed) + 1)
     counts = [(each.num_nodes, each.num_edges) for each in graphs]
     kinds = find_value_kinds(graph, records, counts)
     source = next(node for node in graph.nodes if node.target == inputs.edges)
@@ -186,35 +187,55 @@ def _normalise_graphs(
     return [transform(each) for each in graphs]
 
 
+def _check_parameters(net: Module, called: Module) -> None:
+    """Refuse a module whose copy got parameters when it was called."""
+    before = dict(net.named_parameters())
+    for name in dict(called.named_parameters()):
+        if name not in before:
+            raise ValueError(
+                f"'{name}' is made when {type(net).__name__} is called first, so that no optimizer "
+                "trains it: make it in __init__, or call the module before it is converted"
+            )
+
+
 def _run_with_noise(
-    net: Module, inputs: Inputs, data: Data, num_trained: int
-) -> tuple[dict[Tensor, Tensor], list[list[Any]]]:
-    """Return parameters with noise, and what a module returns with them.
+    net: Module, inputs: Inputs, data: Data, num_trained: int, opened: Opened
+) -> tuple[dict[Tensor, Tensor], list[list[Any]], str]:  # fmt: skip
+    """Return parameters with noise, what a module returns with them, and a parameter it replaces.
 
     First in evaluation, and then with so many of :data:`NUMBERS` in training.
+
+    Raises:
+        ValueError: If it changes a parameter, quoting the line.
     """
     noisy: dict[Tensor, Tensor] = {
         weight: with_noise(weight.detach()) for weight in net.parameters()
     }
-    found = []
+    found, replaced = [], ""
     for number in (None, *NUMBERS[:num_trained]):
         mode = eval_mode(net) if number is None else training_mode(net, number)
         gradients = torch.no_grad() if number is None else torch.enable_grad()
         with given_parameters(noisy), mode, keep_attributes(net), gradients:
-            found.append(copy_value(call_module(net, inputs, data)))
-    return noisy, found
+            with RefuseChanges(net, opened) as changes:
+                out = call_module(net, inputs, data)
+            replaced = replaced or changes.find_replaced()
+            found.append(copy_value(out))
+    return noisy, found, replaced
 
 
 def _check_noise(
     name: str, graph: Graph, outputs: Outputs, run: Callable[[float | None], Values],
-    noisy: dict[Tensor, Tensor], expected: Sequence[list[Any]],
+    noisy: dict[Tensor, Tensor], returned: Sequence[list[Any]], replaced: str, number_of_runs: int,
 ) -> None:  # fmt: skip
     """Refuse a module whose graph has numbers of its parameters, which training changes.
 
     ``run`` runs the graph in evaluation, ``None``, or with a random number in training; and
-    ``expected`` is what the module returns with the parameters ``noisy``.
+    ``returned`` is what the module returns with the parameters ``noisy``, in so many runs. Also
+    refuse one that has ``replaced`` the values of a parameter.
     """
-    for number, values in zip((None, *NUMBERS), expected, strict=False):
+    if replaced:
+        raise changes_error(replaced)
+    for number, values in zip((None, *NUMBERS), returned[:number_of_runs], strict=False):
         with given_parameters(noisy):
             found = outputs.values(run(number))
         if not is_close(found, values):
@@ -265,7 +286,7 @@ def _trace(
         InexactLayerError: If a layer of the user's own keeps what it computes in its first call.
     """
     for name in caches:
-        layer = net.get_submodule(name.rpartition(".")[0])
+        layer = net.get_submodule("" if ":" in name else name.rpartition(".")[0])
         if isinstance(layer, MessagePassing) and type(layer) not in opened:
             raise InexactLayerError(f"'{name}' is computed in the first call alone", layer)
     given = (*inputs.names, inputs.edges)

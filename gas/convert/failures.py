@@ -60,10 +60,10 @@ def find_line() -> str:
 def changes_error(name: str) -> ValueError:
     """Return the error of a module that changes a parameter or attribute in the line it is at."""
     line = find_line()
-    where = repr(line) if line else "it"
+    what = f"{line!r} changes '{name}' of the module in forward"
     return ValueError(
-        f"{where} changes '{name}' of the module in forward, and mini-batches come one after "
-        "another: change it in the training loop, after optimizer.step(), or compute with a "
+        f"{what if line else f'forward changes {name!r} of the module'}, and mini-batches come one "
+        "after another: change it in the training loop, after optimizer.step(), or compute with a "
         "changed copy, .clone()"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from torch.nn import Module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch_geometric.nn import APPNP
 
+from gas.convert.places import find_places
 from gas.scalable import preserve_modes
 
 DRAWS = (torch, "rand"), (random, "random"), (np.random, "rand"), (np.random, "random")
@@ -80,14 +82,41 @@ class FixedNumbers(TorchDispatchMode):
         return draw
 
 
+def _find_generators(net: Module) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Return how to get and set the states of generators that a module keeps, or that are global.
+
+    Besides PyTorch's own.
+    """
+    kept = {id(v): v for _, values in find_places(net) for v in list(values.values())}
+    found: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+        (random.getstate, random.setstate), (np.random.get_state, np.random.set_state)
+    ]  # fmt: skip
+    for value in kept.values():
+        if isinstance(value, random.Random):
+            found.append((value.getstate, value.setstate))
+        elif isinstance(value, np.random.RandomState | torch.Generator):
+            found.append((value.get_state, value.set_state))
+        elif isinstance(value, np.random.Generator):
+            bits = value.bit_generator
+            get = functools.partial(getattr, bits, "state")
+            found.append((get, functools.partial(setattr, bits, "state")))
+    return found
+
+
+def random_states(net: Module) -> list[str]:
+    """Return the states of generators of Python and NumPy, and those that a module keeps."""
+    states = [get() for get, _ in _find_generators(net)]
+    return [str(each.tolist() if isinstance(each, Tensor) else each) for each in states]
+
+
 @contextlib.contextmanager
 def keep_generators(net: Module) -> Iterator[None]:
-    """Restore the global generators of PyTorch, of a module's devices, NumPy and Python."""
+    """Restore the global generators, of PyTorch on a module's devices, and those that it keeps."""
     devices = {p.device.index for p in net.parameters() if p.device.type == "cuda"}
     with contextlib.ExitStack() as stack:
-        stack.callback(random.setstate, random.getstate())
+        for get, restore in _find_generators(net):
+            stack.callback(restore, get())
         random.seed()  # PyG draws names of copies of its Sequential, which mustn't come again.
-        stack.callback(np.random.set_state, np.random.get_state())
         stack.enter_context(torch.random.fork_rng(devices=sorted(devices)))
         yield
 

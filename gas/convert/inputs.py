@@ -27,6 +27,7 @@ from gas.convert.arguments import (
     parameters,
     refuse_ambiguous_weights,
 )
+from gas.convert.changes import with_noise
 from gas.convert.edge_layers import make_matrix
 from gas.convert.failures import (
     describe_error,
@@ -35,9 +36,10 @@ from gas.convert.failures import (
     find_lacking,
     is_own,
 )
-from gas.convert.kept import copy_module, keep_attributes, set_attributes
+from gas.convert.kept import copy_module, set_attributes
 from gas.convert.matrices import TracedMatrix
 from gas.convert.modes import TRAINING
+from gas.convert.places import keep_attributes
 from gas.convert.trace import GIVEN
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
 from gas.scalable import preserve_modes
@@ -297,24 +299,6 @@ def copy_with_noise(net: Module, emptied: dict[str, Any]) -> Module:
     for weight in copied.parameters():
         weight.data = with_noise(weight.detach())
     return copied
-
-
-def with_noise(weight: Tensor) -> Tensor:
-    """Return a copy of a parameter with noise."""
-    return weight + 0.1 * torch.randn_like(weight) if weight.is_floating_point() else weight.clone()
-
-
-@contextlib.contextmanager
-def given_parameters(weights: Mapping[Tensor, Tensor]) -> Iterator[None]:
-    """Give parameters copies of other values in this context."""
-    kept = {weight: weight.data for weight in weights}
-    try:
-        for weight, value in weights.items():
-            weight.data = value.clone()
-        yield
-    finally:
-        for weight, value in kept.items():
-            weight.data = value
 
 
 def forget_cached(net: Module) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,104 +13,22 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import SparseTensor
 
-from gas.convert.changes import find_places, is_own_module
+from gas.convert.changes import given_parameters, with_noise
 from gas.convert.failures import describe_error
 from gas.convert.known import is_about_shape, is_close
 from gas.convert.matrices import TracedMatrix
+from gas.convert.places import (
+    ATTRIBUTES_OF_TORCH,
+    CONSTANT,
+    find_place,
+    keep_attributes,
+    own_modules,
+)
 from gas.nn import BY_TIME, deep_copy
 
-CONSTANT = "_tensor_constant"  # The prefix of the names of tensors that a trace stores.
-# Attributes that aren't restored: forward doesn't set them, or eval_mode restores them.
-_OTHERS = ("training", "_parameters", "_modules")
-ATTRIBUTES_OF_TORCH = (*_OTHERS, "_buffers")
 MANY_CALLS = 1_000_007  # Prime, so that not every counter of some calls begins anew.
-MOST_SHARED = 1000  # Items of a global list or dictionary that is restored.
 MOST_ROWS = 100_000  # Of a graph on which a module is run as a whole.
 ABSENT = object()  # In place of the value of an attribute that there isn't.
-
-
-@contextmanager
-def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
-    """Restore attributes and buffers of a module, and of its parts, at the end.
-
-    But for buffers of modules of PyTorch and PyG, and lazy modules, which the call completes. And
-    restore attributes of their classes, and globals beside these.
-
-    Yields:
-        An empty dictionary, which then gets the attributes that were changed, by their names.
-    """
-    changed: dict[str, Any] = {}
-    saved = [
-        (prefix, values, dict(values), _copy_contents(values, prefix.endswith(":")))
-        for prefix, values in find_places(net)
-    ]
-    try:
-        yield changed
-    finally:
-        for prefix, now, before, contents in saved:
-            for key in [key for key in now if key not in before and not key.startswith(CONSTANT)]:
-                changed[prefix + key] = now.pop(key)
-            for key, value in before.items():
-                if key not in _OTHERS and now.get(key) is not value:
-                    changed[prefix + key], now[key] = now.get(key), value
-            for key, value, copied in contents:
-                if _has_changed(value, copied):
-                    changed[prefix + key] = _copy(value)[0]
-                    _restore(value, copied[0])
-
-
-def _own_modules(net: Module) -> Iterator[tuple[str, Module]]:
-    for name, module in net.named_modules():
-        if is_own_module(module):
-            yield name, module
-
-
-def _copy_contents(
-    values: MutableMapping[str, Any], are_shared: bool
-) -> list[tuple[str, Any, tuple[Any, int]]]:
-    """Copy tensors, and containers with what is in them; if they are shared, small ones alone."""
-    if are_shared:
-        return [
-            (key, value, _copy(value)) for key, value in list(values.items())
-            if type(value) in (dict, list, set) and len(value) < MOST_SHARED
-        ]  # fmt: skip
-    found: list[tuple[str, Any, tuple[Any, int]]] = []
-
-    def add(key: str, value: Any) -> None:
-        if type(value) in (dict, list, set):
-            found.append((key, value, _copy(value)))
-            for each in value.values() if type(value) is dict else value:
-                add(key, each)
-        elif type(value) is Tensor and not value.is_inference():
-            found.append((key, value, _copy(value)))
-
-    for key, value in values.items():
-        if key not in ATTRIBUTES_OF_TORCH and not key.endswith("_hooks"):
-            add(key, value)
-    return found
-
-
-def _copy(value: Any) -> tuple[Any, int]:
-    """Return a copy of a tensor or container, and the version of the tensor."""
-    if isinstance(value, Tensor):
-        return value.detach().clone(), value._version
-    return type(value)(value), 0
-
-
-def _has_changed(value: Any, copied: tuple[Any, int]) -> bool:
-    if isinstance(value, Tensor):
-        return value._version != copied[1]
-    one, two = (each.values() if type(each) is dict else each for each in (value, copied[0]))
-    return len(one) != len(two) or any(a is not b for a, b in zip(one, two, strict=True))
-
-
-def _restore(value: Any, copied: Any) -> None:
-    if isinstance(value, Tensor):
-        with torch.no_grad():
-            value.copy_(copied)
-        return
-    value.clear()
-    (value.extend if isinstance(value, list) else value.update)(copied)
 
 
 def find_filled(net: Module, size: int, call: Callable[[Module], Any]) -> dict[str, Any]:
@@ -127,7 +44,7 @@ def find_filled(net: Module, size: int, call: Callable[[Module], Any]) -> dict[s
     """
     names = [
         f"{prefix}.{key}".lstrip(".")
-        for prefix, module in _own_modules(net)
+        for prefix, module in own_modules(net)
         for key, value in vars(module).items()
         if size <= MOST_ROWS and key not in ATTRIBUTES_OF_TORCH
         and any(max(each.shape) >= size for each in find_rows(value))
@@ -223,7 +140,8 @@ def find_caches(net: Module, call: Callable[[Any], Any], graphs: Sequence[Any]) 
         ValueError: If its result depends on calls before, naming the module and the attribute.
     """
     first, second = graphs
-    read, changed = find_read(net, call, first, second)
+    noisy: dict[Tensor, Tensor] = {w: with_noise(w.detach()) for w in net.parameters()}
+    read, changed = find_read(net, call, first, second, noisy)
     if not read:  # What it keeps, it never reads.
         return []
     if not _gives(net, call, first, first):
@@ -236,8 +154,9 @@ def find_caches(net: Module, call: Callable[[Any], Any], graphs: Sequence[Any]) 
 
 
 def find_read(
-    net: Module, call: Callable[[Any], Any], first: Any, second: Any
-) -> tuple[list[str], dict[str, Any]]:
+    net: Module, call: Callable[[Any], Any], first: Any, second: Any,
+    noisy: Mapping[Tensor, Tensor] | None = None,
+) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
     """Find the attributes that a call sets and another reads, and all that the first sets.
 
     Args:
@@ -245,21 +164,22 @@ def find_read(
         call: Calls it, with the same random numbers each time.
         first: What the first call is given.
         second: What the second is given.
+        noisy: Other values of parameters for the second. (default: those of the first)
     """
     with keep_attributes(net) as changed:
         call(first)
-    if not changed or _gives(net, call, first, second):
+    if not changed or _gives(net, call, first, second, noisy=noisy):
         return [], changed
-    return [key for key in changed if _gives(net, call, first, second, key)] or [*changed], changed
+    read = [key for key in changed if _gives(net, call, first, second, key, noisy)]
+    return read or [*changed], changed
 
 
 def _gives(
-    net: Module, call: Callable[[Any], Any], first: Any, second: Any, without: str = ""
-) -> bool:
+    net: Module, call: Callable[[Any], Any], first: Any, second: Any, without: str = "",
+    noisy: Mapping[Tensor, Tensor] | None = None,
+) -> bool:  # fmt: skip
     """Return whether a call after another gives what it does alone, also without an attribute."""
-    prefix, _, key = without.rpartition(".")
-    module = net.get_submodule(prefix)
-    values: dict[str, Any] = module._buffers if key in module._buffers else vars(module)
+    values, key = find_place(net, without)
     before, was_there = values.get(key), key in values
     counts = [] if without else _find_numbers(net)
     with keep_attributes(net):
@@ -272,10 +192,12 @@ def _gives(
                 values[key] = before
             else:
                 values.pop(key, None)
-            found = call(second)
+            with given_parameters(noisy or {}):
+                found = call(second)
         except Exception:  # It may raise anything for a graph of another size.
             return False
-    with keep_attributes(net):  # Afterwards: statistics of norms are those of the first call.
+    # Afterwards: statistics of norms are those of the first call.
+    with keep_attributes(net), given_parameters(noisy or {}):
         return is_close(found, call(second))
 
 
@@ -283,7 +205,7 @@ def _find_numbers(net: Module) -> list[tuple[dict[str, Any], str, float]]:
     """Find the numbers among the attributes of a module and its parts, such as counters."""
     return [
         (vars(module), key, value)
-        for _, module in _own_modules(net)
+        for _, module in own_modules(net)
         for key, value in vars(module).items()
         if type(value) in (int, float)
     ]
@@ -291,9 +213,10 @@ def _find_numbers(net: Module) -> list[tuple[dict[str, Any], str, float]]:
 
 def memory_error(net: Module, name: str, value: Any) -> ValueError:
     """Return the error about an attribute that one call sets and a later one reads."""
-    prefix, _, key = name.rpartition(".")
-    kind = type(net.get_submodule(prefix)).__name__
-    where = f"'{prefix}' ({kind})" if prefix else kind
+    prefix, _, key = name.rpartition(":" if ":" in name else ".")
+    where = f"'{prefix}'" if ":" in name else type(net.get_submodule(prefix)).__name__
+    if prefix and ":" not in name:
+        where = f"'{prefix}' ({where})"
     cure = BY_TIME
     if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
         cure = "register it as a buffer, and change it in place in the training loop"
@@ -317,9 +240,9 @@ def check_caches(net: Module, caches: Sequence[str], changed: dict[str, Any]) ->
         ValueError: Naming the attribute, and what it is computed of.
     """
     for name, value in changed.items():
-        prefix, _, key = name.rpartition(".")
-        if isinstance(value, Proxy) and net.get_submodule(prefix)._buffers.get(key) is not None:
-            raise memory_error(net, name, net.get_submodule(prefix)._buffers[key])
+        buffer = dict(net.named_buffers()).get(name) if isinstance(value, Proxy) else None
+        if buffer is not None:
+            raise memory_error(net, name, buffer)
     for name in caches:
         for leaf in tree_leaves(changed.get(name)):
             parts = (leaf.row, leaf.value) if isinstance(leaf, TracedMatrix) else (leaf,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import Any, cast
 
 import torch
@@ -14,10 +13,11 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
 
+from gas.convert.arguments import LayerAlone
 from gas.convert.check import Conversion
-from gas.convert.kept import CONSTANT
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
+from gas.convert.places import CONSTANT
 from gas.convert.preparation import PREPARED, check_unprepared
 from gas.convert.rewrite import (
     drop_in_one_pass,
@@ -31,53 +31,6 @@ from gas.history import Features, Rows, first_rows
 from gas.loader import SubData
 from gas.nn import ProjectedConv, has_hooks
 from gas.scalable import ScalableGNN, adjacency, attributes, compute_dtype, preserve_modes
-
-
-class _LayerAlone(Module):
-    """A module that calls a layer, with its parameters, as those of an ``encoder`` are found."""
-
-    def __init__(self, layer: Module) -> None:
-        super().__init__()
-        self.encoder, self.training = layer, layer.training
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the layer gives."""
-        return self.encoder(*args, **kwargs)
-
-
-def wrap_layer(layer: Module) -> Module:
-    """Return a module, of the same name, that calls a layer which is converted alone."""
-    return type(type(layer).__name__, (_LayerAlone,), {})(layer)
-
-
-class _ReadsGlobal(_LayerAlone):
-    """A module that is given the graph which another reads as a global variable."""
-
-    _variable = ""
-
-    def forward(self, data: Data) -> Any:
-        """Return what the module gives for a graph."""
-        variables = type(self.encoder).forward.__globals__
-        before, variables[self._variable] = variables[self._variable], data
-        try:
-            return self.encoder()
-        finally:
-            variables[self._variable] = before
-
-
-def wrap_global(net: Module) -> Module:
-    """Return a module ``forward(data)``, of the same name, of one that reads a global ``data``.
-
-    One whose ``forward`` takes something, or reads several graphs, is returned as it is.
-    """
-    function: Any = type(net).forward
-    code = getattr(function, "__code__", None)
-    if code is None or code.co_argcount != 1 or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
-        return net
-    found = [name for name in code.co_names if isinstance(function.__globals__.get(name), Data)]
-    if len(found) != 1:
-        return net
-    return type(type(net).__name__, (_ReadsGlobal,), {"_variable": found[0]})(net)
 
 
 class Converted(ScalableGNN):
@@ -101,7 +54,7 @@ class Converted(ScalableGNN):
     ) -> None:
         super().__init__(num_nodes, list(widths), len(widths) + 1, **options)
         self._name = type(conversion.net).__name__
-        self._is_layer = isinstance(conversion.net, _LayerAlone)
+        self._is_layer = isinstance(conversion.net, LayerAlone)
         made = GraphModule(net, graph, self._name)
         constants = {n: b for n, b in made._buffers.items() if n not in net._buffers}
         # All submodules, in the original order, also those that the graph doesn't call.

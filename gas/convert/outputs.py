@@ -21,11 +21,12 @@ from gas.convert.edge_layers import bind
 from gas.convert.failures import describe_error, is_own
 from gas.convert.fixed_numbers import NUMBERS, training_mode
 from gas.convert.inputs import Inputs, copy_value, eval_mode
-from gas.convert.kept import CONSTANT, find_caches, find_read, keep_attributes, memory_error
+from gas.convert.kept import find_caches, find_read, memory_error
 from gas.convert.kinds import ROWS, Values
 from gas.convert.known import is_close
 from gas.convert.modes import BY_ROW, IN_ORDER, LINE, RANDOM, TRAINING
 from gas.convert.normalise import DifferentEdgesError, Normalise
+from gas.convert.places import CONSTANT, keep_attributes
 from gas.convert.scope import join_columns
 from gas.graph import WEIGHT
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import builtins
 import contextlib
 import itertools
-import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import MethodType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import Graph, Proxy
@@ -24,12 +22,12 @@ from torch_geometric.nn.models import rev_gnn
 from torch_geometric.typing import SparseTensor
 
 from gas.convert.edge_layers import InexactLayerError
-from gas.convert.failures import changes_error
-from gas.convert.fixed_numbers import DRAWS
-from gas.convert.kept import CONSTANT, check_caches, keep_attributes
+from gas.convert.fixed_numbers import DRAWS, random_states
+from gas.convert.kept import check_caches
 from gas.convert.known import FACTORIES, KnownProxy, record_call
 from gas.convert.matrices import TracedMatrix, trace_matrices
 from gas.convert.modes import RANDOM, ModeMerger, number_values, record_functions
+from gas.convert.places import CONSTANT, keep_attributes
 
 MOST_IN_PAIRS = 8  # Random choices of which each two are traced together.
 ATTEMPTS = 3  # Traces, of which one must draw no random numbers, as other threads may.
@@ -224,11 +222,10 @@ class Runs:
         net.train(training)
         for attempt in range(ATTEMPTS):
             self.tracer = self._make_tracer()
-            known, before = self.tracer.known, _random_states(net)
+            known, before = self.tracer.known, random_states(net)
             self.branches.start(known, outcomes, rest)
             with _Draws(known) as draws, keep_attributes(net) as changed:
                 graph = self.tracer.trace(net)
-                draws.check_parameters()
             check_caches(net, self._caches, changed)
             self.branches.stop()
             if known.dropping:
@@ -236,7 +233,7 @@ class Runs:
                 what = f"'{known.dropping[0]}' ({type(layer).__name__})"
                 raise InexactLayerError(f"{what} drops edges in its forward", layer)
             is_random = draws.found or bool(self.branches.found and not training)
-            if not is_random and _random_states(net) == before:
+            if not is_random and random_states(net) == before:
                 break
             if attempt == ATTEMPTS - 1:
                 raise ValueError(RANDOM)
@@ -303,46 +300,16 @@ def _run_with(runs: Runs, turned: Sequence[int], count: int, base: int) -> Graph
 
 
 class _Draws(TorchDispatchMode):
-    """Notes whether this thread draws numbers in a trace, and refuses changes of parameters.
-
-    Other than for values on small graphs.
-    """
+    """Notes whether this thread draws numbers in a trace, other than for values on small graphs."""
 
     def __init__(self, known: Any) -> None:
         super().__init__()
         self._known, self.found = known, False
-        named = known.root.named_parameters()
-        self._names = {weight.data_ptr(): name for name, weight in named if weight.numel()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self._known.is_evaluating:
             self.found |= torch.Tag.nondeterministic_seeded in func.tags
-            arguments = func._schema.arguments
-            given = dict(zip([each.name for each in arguments], args, strict=False), **kwargs or {})
-            written = [each.name for each in arguments if each.is_write]
-            for leaf in tree_leaves([given.get(name) for name in written]):
-                is_dense = isinstance(leaf, Tensor) and leaf.layout == torch.strided
-                if is_dense and (name := self._names.get(leaf.untyped_storage().data_ptr())):
-                    raise changes_error(name)
         return func(*args, **(kwargs or {}))
-
-    def check_parameters(self) -> None:
-        """Refuse parameters that were given other values, ``weight.data = ...``."""
-        for name, weight in self._known.root.named_parameters():
-            if weight.numel() and weight.data_ptr() not in self._names:
-                raise changes_error(name)
-
-
-def _random_states(net: Module) -> list[Any]:
-    """Return the states of the generators of Python and NumPy, global ones and those of modules."""
-    _, key, position, *_ = np.random.get_state()
-    kept = [value for module in net.modules() for value in vars(module).values()]
-    return [
-        random.getstate(), list(key), position,
-        *(value.getstate() for value in kept if isinstance(value, random.Random)),
-        *(str(each.bit_generator.state) for each in kept if isinstance(each, np.random.Generator)),
-        *(str(each.get_state()) for each in kept if isinstance(each, np.random.RandomState)),
-    ]  # fmt: skip
 
 
 def _take_constants(net: Module) -> dict[str, Tensor]:

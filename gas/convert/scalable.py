@@ -12,7 +12,7 @@ from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.arguments import node_table_error
+from gas.convert.arguments import node_table_error, wrap_global, wrap_layer
 from gas.convert.conversion import Choices, convert_module
 from gas.convert.edge_layers import DirectionError, InexactLayerError
 from gas.convert.fixed_numbers import keep_generators
@@ -23,7 +23,7 @@ from gas.convert.inputs import (
 )
 from gas.convert.kept import find_filled
 from gas.convert.matrices import MatrixError
-from gas.convert.model import Converted, wrap_global, wrap_layer
+from gas.convert.model import Converted
 from gas.convert.normalise import DifferentEdgesError
 from gas.convert.sample import find_sample_graphs
 from gas.convert.trace import UNROLLED

@@ -21,7 +21,6 @@ from torch_geometric.nn import MessagePassing
 from gas.convert.changes import check_change
 from gas.convert.edge_layers import EdgeLayer, InexactLayerError, Propagation
 from gas.convert.failures import describe_error, find_line, is_own
-from gas.convert.kept import CONSTANT
 from gas.convert.known import KnownProxy, KnownValues
 from gas.convert.matrices import MatrixError, TracedMatrix, matrix_error, spread_matrix
 from gas.convert.modes import (
@@ -35,6 +34,7 @@ from gas.convert.modes import (
     TRAINING,
     ModeMerger,
 )
+from gas.convert.places import CONSTANT
 from gas.convert.runs import Runs, answer_questions, merge_random_branches
 from gas.nn import NeverExactError, SimpleConv, check_exact
 from gas.scalable import preserve_modes
@@ -72,6 +72,8 @@ class _Tracer(Tracer):
         """Follow modules that take a graph, and record the innermost that can't be traced."""
         if self.known.is_evaluating:
             return forward(*args, **kwargs)
+        if not any(m is each for each in self.root.modules()):
+            return _call_made(m, forward, args, kwargs)
         check_exact(self.path_of_module(m), m)
         hidden, self.hides_types = self.hides_types, self.hides_types or isinstance(m, UNROLLED)
         try:
@@ -205,6 +207,20 @@ class _Tracer(Tracer):
             return out
 
         return call, [self.root, *proxies]
+
+
+def _call_made(module: Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    """Follow a module that forward makes, such as ``ReLU()(x)``.
+
+    Raises:
+        ValueError: If it has parameters.
+    """
+    if any(True for _ in module.parameters()):
+        raise ValueError(
+            f"it makes a {type(module).__name__} in forward, with new weights in every call: make "
+            "it in __init__"
+        )
+    return forward(*args, **kwargs)
 
 
 def _has_proxy(value: Any) -> bool:

@@ -18,6 +18,7 @@ from torch_geometric.data.storage import AttrType, EdgeStorage, GlobalStorage, N
 from gas.datasets.arrays import bool_mask, check_targets, load_arrays, tensor_of, to_targets
 from gas.datasets.masks import MASKS
 from gas.datasets.types import number_array
+from gas.history import Codec
 
 # Types in a Data object that ``torch.load`` may create, besides those that PyTorch and PyG allow.
 SAFE_GLOBALS = [AttrType, DataEdgeAttr, DataTensorAttr, EdgeStorage, GlobalStorage, NodeStorage]
@@ -58,7 +59,8 @@ def read_archive(path: Path) -> Data:
         raise ValueError(
             f"'x' has shape {list(data.x.shape)}, expected [N, F]: a row for each node"
         )
-    data.x = data.x.float()
+    dense = data.x.layout == torch.strided
+    data.x = Codec("float32").cast(data.x, name=f"'x' of {path.name}") if dense else data.x.float()
     data.y = to_targets(data.y)
     if isinstance(data.get("num_nodes"), Tensor):
         data.num_nodes = int(data.num_nodes)

@@ -12,12 +12,11 @@ from torch_geometric.data import Data
 
 from gas.datasets.arrays import bool_mask, load_array, tensor_of
 from gas.datasets.edges import EdgeStream, set_edges
+from gas.datasets.features import FeatureSource, find_features
 from gas.datasets.nodes import (
-    FeatureSource,
     NodeFile,
     Nodes,
     collect_nodes,
-    find_features,
     merge_files,
     read_id_list,
     read_nodes,
@@ -48,11 +47,7 @@ def read_folder(path: Path, columns: Mapping[str, str]) -> Data:
     ids = (block.source.distinct, block.target.distinct)
     nodes, data, features = read_node_table(path, files, columns, lambda: ids)
     if features is not None:
-        [x] = features.blocks(files, columns)
-        rows = features.rows(nodes, files[features.role].name)
-        data.x = torch.from_numpy(x)
-        if rows is not None:
-            data.x = torch.empty_like(data.x).index_copy_(0, torch.from_numpy(rows), data.x)
+        data.x = features.read(files, columns, nodes)
     set_edges(stream, block, nodes, data)
     if nodes.ids is not None:
         data.node_id = nodes.ids

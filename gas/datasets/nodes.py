@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -219,13 +219,21 @@ def set_attribute(data: Data, key: str, value: Tensor, file: str) -> None:
 def _labels(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
     """Return classes, real numbers or several labels of nodes, and the names of classes, if any."""
     if table.is_numeric(name):
-        values = table.numbers([name], np.float64)
-        if values.shape[1] > 1:
-            return to_targets(torch.from_numpy(values)), None
-        y, known = values[:, 0], ~np.isnan(values[:, 0])
-        if (y[known] != np.round(y[known])).any():
-            return to_targets(torch.from_numpy(y)), None
-        codes = np.where(known, y, -1).astype(np.int64)
+        if table.is_integer(name):
+            codes, known = table.integers(name)
+        else:
+            values = table.numbers([name], np.float64)
+            if values.shape[1] > 1:
+                return to_targets(torch.from_numpy(values)), None
+            y, known = values[:, 0], ~np.isnan(values[:, 0])
+            if (y[known] != np.round(y[known])).any():
+                return to_targets(torch.from_numpy(y)), None
+            if (np.abs(y[known]) >= 2**53).any():
+                raise ValueError(
+                    f"{table.path} has labels of 2**53 and more in column {name!r}, which aren't "
+                    "stored as integers of 64 bits and can't be told apart: write them as text"
+                )
+            codes = np.where(known, y, -1).astype(np.int64)
         distinct = np.unique(codes[codes != -1])
         if np.array_equal(np.unique(codes[known]), [-1, 1]):  # Two classes, by their signs.
             return torch.from_numpy(np.where(known, codes > 0, -1).astype(np.int64)), [-1, 1]
@@ -314,63 +322,3 @@ def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
     if any(part.dtype.kind == "S" for part in parts):
         parts = [encode_utf8(part) for part in parts]
     return np.unique(np.concatenate(parts))
-
-
-# Features -----------------------------------------------------------------------------------------
-
-
-class FeatureSource(NamedTuple):
-    """Location of the features: the role of their file, their columns, and ids of rows, if any."""
-
-    role: str
-    names: tuple[str, ...]
-    ids: np.ndarray | None
-
-    def blocks(
-        self, files: Mapping[str, Path], columns: Mapping[str, str], at_once: int | None = None
-    ) -> Iterator[np.ndarray]:
-        """Yield features in the order of their file, float32, of shape ``[rows, F]``.
-
-        Args:
-            files: The files by role.
-            columns: Names of columns by role, given by the user.
-            at_once: The number of rows to read at a time. (default: all, in one block)
-        """
-        file = files[self.role]
-        if format_of(file) == ".npy":
-            array = map_features(file)
-            step = at_once or max(1, len(array))
-            for first in range(0, max(1, len(array)), step):
-                yield array[first : first + step].astype(np.float32)
-            return
-        table, _ = open_table(file, NODE_COLUMNS, columns)
-        types = table.number_types(self.names)
-        first = 0
-        for block in table.pieces(types, at_once=at_once):
-            yield table.floats(block, self.names, first_row=first).astype(np.float32, copy=False)
-            first += block.num_rows
-
-    def rows(self, nodes: Nodes, file: str) -> np.ndarray | None:
-        """Return the node of each row; ``None`` if they are in order."""
-        if self.ids is None or nodes.ids is None:
-            return None
-        rows = nodes.rows(self.ids, file)
-        return None if bool((rows == np.arange(len(rows))).all()) else rows
-
-
-def find_features(read: Mapping[str, NodeFile], nodes: Nodes, has_x: bool) -> FeatureSource | None:
-    """Find the dense features among files about nodes; ``None`` if there are none."""
-    roles = [role for role, file in read.items() if file.features is not None]
-    if not roles:
-        return None
-    file = read[roles[0]]
-    if len(roles) + has_x > 1:
-        raise ValueError(
-            f"'x' is in {file.name}, and in another file as well: take one of them out"
-        )
-    if file.num_rows != nodes.num_nodes:
-        raise ValueError(
-            f"{file.name} has {file.num_rows} rows, but {nodes.file} has {nodes.num_nodes} "
-            "nodes: expected one row per node"
-        )
-    return FeatureSource(roles[0], file.features or (), file.ids)

@@ -248,7 +248,8 @@ def _summary(path: Path, data: Data) -> list[str]:
     if "y" in data and data.y.dim() == 1:
         is_real = data.y.is_floating_point()
         if not is_real:
-            found.append(f"{len(data.get('classes') or range(int(data.y.max()) + 1))} classes")
+            count = len(data.get("classes") or range(int(data.y.max()) + 1))
+            found.append(f"{count} class{'es' * (count != 1)}")
         unknown = int((data.y.isnan() if is_real else data.y < 0).sum())
         found += [f"{unknown:,} nodes without a label"] * (unknown > 0)
     lines = [f"{path}: {', '.join(found)}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,31 @@ def num_communities(num_nodes: int, num_classes: int, community_size: int) -> in
     return max(min(num_classes, num_nodes), num_nodes // community_size)
 
 
+def _check(
+    num_nodes: int,
+    avg_degree: float,
+    num_classes: int,
+    num_features: int,
+    community_size: int,
+    mixing: float,
+    exponent: float,
+    noise: float,
+) -> None:
+    """Refuse unusable arguments of :func:`planted_partition`."""
+    check_integer("num_nodes", num_nodes, 1)
+    check_integer("num_classes", num_classes, 1)
+    check_integer("num_features", num_features, 0)
+    check_integer("community_size", community_size, 1)
+    for name, value, fits, expected in (
+        ("avg_degree", avg_degree, 0 <= avg_degree < math.inf, "a number of at least 0"),
+        ("mixing", mixing, 0 <= mixing <= 1, "a fraction in [0, 1]"),
+        ("exponent", exponent, 2 < exponent < math.inf, "a number above 2"),
+        ("noise", noise, 0 <= noise < math.inf, "a number of at least 0"),
+    ):
+        if not fits:
+            raise ValueError(f"'{name}' is {value!r}, expected {expected}")
+
+
 def planted_partition(
     num_nodes: int,
     avg_degree: float = 20.0,
@@ -97,7 +123,13 @@ def planted_partition(
 
     Returns:
         A graph with ``x``, ``y`` and ``edge_index``, which may have self-loops and duplicates.
+
+    Raises:
+        ValueError: If an argument is unusable.
     """
+    _check(
+        num_nodes, avg_degree, num_classes, num_features, community_size, mixing, exponent, noise
+    )
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(size: int) -> Tensor:
@@ -166,7 +198,10 @@ def write_planted_partition(
     Raises:
         ValueError: If an argument is unusable, or the folder has such files already.
     """
-    check_integer("num_nodes", num_nodes, 1)
+    _check(
+        num_nodes, avg_degree, num_classes, num_features, community_size, mixing, exponent, noise
+    )
+    check_integer("seed", seed, 0)
     check_integer("block", block, 1)
     if dtype not in (torch.float32, torch.float16):
         raise ValueError(f"'dtype' is {dtype}, expected torch.float32 or torch.float16")

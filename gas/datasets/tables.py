@@ -247,6 +247,14 @@ class Table:
         column = self.read({name: self.id_type(name)}, [name]).column(0)
         return codes_of(column), plain_ids(column.dictionary.to_numpy(zero_copy_only=False))
 
+    def integers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Read a column of integers, -1 where empty, and a mask of cells that aren't empty."""
+        import pyarrow as pa
+
+        column = self.read({name: pa.int64()}).column(0)
+        known = column.is_valid().to_numpy(zero_copy_only=False)
+        return column.fill_null(-1).to_numpy().copy(), known
+
     def numbers(self, names: Sequence[str], dtype: type = np.float32) -> np.ndarray:
         """Read columns of numbers or lists of numbers, ``[rows, width]``; NaN where empty."""
         return self.floats(self.read(self.number_types(names, dtype)), names, dtype)
@@ -265,6 +273,17 @@ class Table:
             )
         flat = pc.list_flatten(column).cast(number).to_numpy(zero_copy_only=False)
         return flat.reshape(len(column), -1)
+
+    def numpy_type(self, name: str) -> np.dtype:
+        """Return the type of the values of a column, or of those in its lists."""
+        kind = self.types[name]
+        return np.dtype((kind.value_type if _is_list(kind) else kind).to_pandas_dtype())
+
+    def is_integer(self, name: str) -> bool:
+        """Return whether a column holds integers."""
+        import pyarrow as pa
+
+        return pa.types.is_integer(self.types[name])
 
     def is_numeric(self, name: str) -> bool:
         """Return whether a column holds numbers, truth values, lists of numbers, or nothing."""

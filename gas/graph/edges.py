@@ -85,8 +85,15 @@ def _check_ends(edges: Edges, name: str) -> Edges:
     return edges
 
 
-def check_ids(ids: Tensor, num_nodes: int, name: str) -> None:
-    """Refuse ids of nodes outside ``[0, num_nodes)``."""
+def check_ids(ids: Tensor, num_nodes: int, name: str, cure: str | None = None) -> None:
+    """Refuse ids of nodes outside ``[0, num_nodes)``.
+
+    Args:
+        ids: The ids, of any shape.
+        num_nodes: The number of nodes.
+        name: What errors call the ids.
+        cure: What helps with too large ids. (default: to correct them, or ``num_nodes``)
+    """
     if ids.numel() == 0:
         return
     low, high = (int(v) for v in torch.aminmax(ids))
@@ -98,7 +105,7 @@ def check_ids(ids: Tensor, num_nodes: int, name: str) -> None:
     if high >= num_nodes:
         raise ValueError(
             f"'{name}' holds the node id {high}, but 'num_nodes' is {num_nodes}: expected ids in "
-            f"[0, {num_nodes}); correct the ids or set num_nodes={high + 1}"
+            f"[0, {num_nodes}); {cure or f'correct the ids or set num_nodes={high + 1}'}"
         )
 
 

@@ -58,19 +58,27 @@ class Codec:
         """Return the bytes of a stored row of ``width`` values."""
         return self.columns(width) * self.dtype.itemsize
 
-    def cast(self, x: Tensor, first_row: int = 0) -> Tensor:
-        """Cast rows to the type that is encoded; ``first_row`` is the number of the first.
+    def cast(self, x: Tensor, first_row: int = 0, name: str = "'x'") -> Tensor:
+        """Cast rows to the type that is encoded.
+
+        Args:
+            x: The rows, of shape ``[n, ...]``.
+            first_row: The number of the first. (default: ``0``)
+            name: What errors call the rows, such as their file. (default: ``"'x'"``)
 
         Raises:
             ValueError: If a finite value becomes infinite, naming it.
         """
         values = x.to(self.value_dtype)
-        lost = values.isinf() & x.isfinite()
-        if bool(lost.any()):
-            row, column = lost.nonzero()[0].tolist()
+        lost = None if values is x else values.isinf() & x.isfinite()
+        if lost is not None and bool(lost.any()):
+            row, *column = place = lost.nonzero()[0].tolist()
+            value = x[tuple(place)]
+            at = f", column {', '.join(map(str, column))}" if column else ""
+            wider = ", or store them as float32" if bool(value.float().isfinite()) else ""
             raise ValueError(
-                f"'x' holds {float(x[row, column]):g} in row {first_row + row}, but {self} ends at "
-                f"{torch.finfo(values.dtype).max:g}: scale the features, or choose another 'dtype'"
+                f"{name} holds {float(value):g} in row {first_row + row}{at}, but {self} ends at "
+                f"{torch.finfo(values.dtype).max:g}: scale the features{wider}"
             )
         return values.float() if self.name in transfer.CODECS else values
 

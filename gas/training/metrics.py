@@ -205,18 +205,27 @@ def compute_roc_auc(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> fl
         A fraction in ``[0, 1]``; 0.5 where only one of the classes was counted.
 
     Raises:
-        ValueError: If the target is not binary.
+        ValueError: If the target is not binary, or the shapes don't fit each other.
     """
+    if logits.shape[:1] != y.shape[:1]:
+        raise ValueError(
+            f"'logits' has shape {list(logits.shape)} and 'y' {list(y.shape)}, expected a row of "
+            "'logits' for each target"
+        )
+    for name, value, most, kind in (
+        ("y", y, 1, "labels per node"),
+        ("logits", logits, 2, "classes"),
+    ):
+        width = value.shape[1:].numel()
+        if not 1 <= width <= most:
+            raise ValueError(
+                f"roc_auc is for two classes, but '{name}' has shape {list(value.shape)}, of "
+                f"{width} {kind}: choose micro_f1 or accuracy"
+            )
     if mask is not None:
         logits, y = logits[mask], y[mask]
     if logits.dim() == 2 and logits.size(1) == 2:
         logits = logits[:, 1] - logits[:, 0]
-    if logits.numel() != y.numel():
-        found = "classes" if y.dim() == 1 else "labels per node"
-        raise ValueError(
-            f"roc_auc is for two classes, but 'logits' has shape {list(logits.shape)}, of "
-            f"{logits.numel() // max(len(logits), 1)} {found}: choose micro_f1 or accuracy"
-        )
     others = y[(y != 0) & (y != 1)]
     if others.numel():
         raise ValueError(f"'y' holds {float(others[0]):g}, expected 0 and 1: roc_auc is for those")

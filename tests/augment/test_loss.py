@@ -62,6 +62,28 @@ def test_a_teacher_gets_no_gradient(outputs, as_tensor):
         assert torch.allclose(found[1], torch.autograd.grad(wanted, student)[0])
 
 
+@pytest.mark.parametrize("nothing", [MASK & False, torch.empty(0, dtype=torch.long)])
+def test_a_batch_without_labels_has_finite_gradients(outputs, nothing):
+    unlabelled = torch.full_like(Y, -1)
+    loss = mh_aug_loss(*outputs, unlabelled, nothing)
+    assert torch.allclose(loss, mh_aug_loss(*outputs, Y) - F.cross_entropy(outputs[1], Y))
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(loss, outputs))
+    loss = mh_aug_loss(*outputs, unlabelled, nothing, kl=0, h=0)
+    assert not any(grad.any() for grad in torch.autograd.grad(loss, outputs))
+
+
+@pytest.mark.parametrize("flag", [1, "yes", torch.tensor(1), torch.tensor([True, False])])
+def test_a_teacher_is_a_truth_value(outputs, flag):
+    with pytest.raises(ValueError, match="'teacher_is_first' is .*, expected True, False or None"):
+        mh_aug_loss(*outputs, Y, teacher_is_first=flag)
+
+
+def test_labels_of_other_nodes(outputs):
+    for y, mask in ((Y[:4], None), (Y - 1, None), (Y, MASK[:4]), (Y.float(), None)):
+        with pytest.raises(ValueError, match="'(y|mask)' "):
+            mh_aug_loss(*outputs, y, mask)
+
+
 def test_shapes(outputs):
     with pytest.raises(ValueError, match=r"'second' has shape \[6, 4\], expected \[7, 4\]"):
         mh_aug_loss(outputs[0], outputs[1], outputs[2][:6], Y)

@@ -143,11 +143,11 @@ def test_sizes_follow_the_graph():
         ("lr: 5e-4", "'lr' is '5e-4', expected a finite number of at least 0: write 0.0005 for 5e-4"),
         ("epochs: 0", "'epochs' is 0, expected an integer of at least 1"),
         ("num_parts: 1.5", "'num_parts' is 1.5, expected an integer"),
-        ("grad_norm: none", "'grad_norm' is 'none', expected a number"),
+        ("grad_norm: none", "'grad_norm' is 'none', expected a finite number"),
         ("metric: mape", "'metric' is 'mape', expected one of accuracy"),
         ("epoch: 3", "'epoch' is no setting, expected some of architecture, average_weights"),
         ("epochs: true", "'epochs' is True, expected an integer"),
-        ("lr: true", "'lr' is True, expected a number"),
+        ("lr: true", "'lr' is True, expected a finite number"),
         ("edge_dropout: 1.5", "'edge_dropout' is 1.5, expected less than 1"),
     ],
 )

@@ -280,11 +280,22 @@ def test_nothing_changes_where_something_is_wrong():
         {"nodes": {"y": torch.zeros(2).long()}},
         {"nodes": {"x": torch.zeros(2, 4), "y": torch.zeros(2)}},
         {"remove": torch.tensor([[0], [0]])},
+        {"edges": [1]},
+        {"nodes": {"x": torch.zeros(1, 5), "y": torch.tensor([77])}},
     ):
         with pytest.raises(ValueError, match=r"edge|nodes|remove"):
             live.update(**options)
     assert live.num_nodes == model.num_nodes == 60
     assert all(before[key] is live.graph[key] for key in ("x", "adj_t", "parts", "perm"))
+
+
+def test_new_classes_that_the_graph_names_are_known():
+    data = whole()
+    data.classes = list(range(78))
+    row = {"x": torch.zeros(1, 5), "y": torch.tensor([77])}
+    live = DynamicGraph(data, 4, log=False)
+    live.update(row)
+    assert int(live.graph.y[-1]) == 77
 
 
 def test_a_graph_without_a_model():

@@ -16,7 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import degree, scatter
 
 import gas
-from gas.convert.kept import keep_attributes
+from gas.convert.places import keep_attributes
 
 
 def net_of(function, **attributes):

@@ -241,9 +241,25 @@ def test_features_in_any_codec(codec, tmp_path):
     example(tmp_path / "tables")
     data = import_graph(tmp_path / "tables", tmp_path / "graph", dtype=codec, log=False)
     plain = gas.open_graph(tmp_path / "tables", log=False)
-    expected = gas.quantize(plain.x, codec)
+    expected = gas.quantize(plain.x, codec).dequantize()
     assert data.x.codec == Codec(codec)
-    assert torch.equal(data.x.dequantize(), expected.dequantize())
+    assert torch.equal(data.x.dequantize().float(), expected.float())
+
+
+def test_features_are_not_narrowed_before_they_are_stored(tmp_path):
+    x = np.random.default_rng(0).random((300, 2))
+    np.save(tmp_path / "edge_index.npy", np.array([[0, 1], [1, 0]]))
+    np.save(tmp_path / "x.npy", x)
+    stored = import_graph(tmp_path, tmp_path / "exact", dtype="float64", log=False).x
+    assert torch.equal(stored[:], torch.from_numpy(x))
+    x[4, 1] = 1e300  # The file is finite, float32 isn't.
+    np.save(tmp_path / "x.npy", x)
+    said = r"'x' of x.npy holds 1e\+300 in row 4, column 1, but {} ends at"
+    for dtype in (None, "float16", "int8"):
+        with pytest.raises(ValueError, match=said.format(dtype or "float32")):
+            import_graph(tmp_path, tmp_path / "graph", dtype=dtype, check=False, log=False)
+    with pytest.raises(ValueError, match=said.format("float32")):
+        gas.open_graph(tmp_path, log=False)
 
 
 def test_it_is_trained_on(tmp_path):

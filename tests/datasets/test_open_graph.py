@@ -165,6 +165,7 @@ def test_labels(tmp_path):
         ("-1\n\n1\n", [0, -1, 1], [-1, 1]),
         ("b\n a \na\n", [1, 0, 0], ["a", "b"]),
         ("0.5\n1\n2\n", [0.5, 1, 2], None),
+        (f"{2**53}\n{2**53 + 1}\n\n", [0, 1, -1], [2**53, 2**53 + 1]),
     ):
         nodes = "id,y,y2\n" + "".join(f"{i},{v},1\n" for i, v in enumerate(column.splitlines()))
         data = opened(folder(tmp_path, edges__csv=edges, nodes__csv=nodes))

@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -70,6 +72,28 @@ def test_small_graphs(num_nodes, tmp_path):
     assert int(data.edge_index.max()) < num_nodes
     assert write_planted_partition(tmp_path / "none", num_nodes, avg_degree=0).num_edges == 0
     assert write_planted_partition(tmp_path / "bare", num_nodes, num_features=0).x.size(1) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_nodes": 0},
+        {"num_classes": 0},
+        {"num_features": -1},
+        {"community_size": 0},
+        {"avg_degree": -1},
+        {"mixing": 2.0},
+        {"exponent": 2},
+        {"noise": float("nan")},
+    ],
+    ids=str,
+)
+def test_arguments_are_checked_before_anything_is_written(wrong, tmp_path):
+    (name,) = wrong
+    for draw in (planted_partition, functools.partial(write_planted_partition, tmp_path / "new")):
+        with pytest.raises(ValueError, match=f"'{name}' is .*, expected"):
+            draw(**{"num_nodes": 10, **wrong})
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_that_is_taken(tmp_path):

@@ -313,9 +313,22 @@ def test_files_go_when_nobody_needs_them():
 def test_nothing_is_left_of_what_failed(tmp_path):
     x = features()
     x[40, 3] = 1e6
-    with pytest.raises(ValueError, match=r"1e\+06 in row 40, but float16 ends at 65504"):
+    with pytest.raises(ValueError, match=r"1e\+06 in row 40, column 3, but float16 ends at"):
         gas.quantize(x, "float16", "disk", tmp_path / "rows")
     assert not (tmp_path / "rows").exists()
+
+
+@pytest.mark.parametrize(("shape", "place"), [((4,), "row 12"), ((4, 2, 2), "row 12, column 1, 0")])
+def test_what_is_too_large_is_named_in_any_shape(shape, place):
+    x = torch.zeros(shape, dtype=torch.double)
+    x[(2, 1, 0)[: len(shape)]] = 1e6
+    with pytest.raises(
+        ValueError, match=f"x.npy holds 1e\\+06 in {place}, .* store them as float32"
+    ):
+        gas.history.Codec("float16").cast(x, 10, "x.npy")
+    x[x > 0] = 1e300
+    with pytest.raises(ValueError, match="int8 ends at .*: scale the features$"):
+        gas.history.Codec("int8").cast(x)
 
 
 @pytest.mark.parametrize("value", [torch.inf, torch.nan])

@@ -103,6 +103,10 @@ def mask(*nodes):
     return torch.zeros(4, dtype=torch.bool).index_fill_(0, torch.tensor(nodes), True)
 
 
+def loss(y=None, **options):
+    return mh_aug_loss(*[torch.ones(4, 2)] * 3, ring().y if y is None else y, **options)
+
+
 LOOPED = T.AddSelfLoops()(ring())
 WEIGHTED = T.GCNNorm()(ring())
 
@@ -137,6 +141,10 @@ CASES = {
     "MHAug, a deviation that is text": lambda t: chain(sigma_delta_e="0.1"),
     "MHAug, no hops": lambda t: chain(hops=0),
     "MHAug, an unknown proposal": lambda t: chain(proposal="uniform"),
+    "MHAug, a list of proposals": lambda t: chain(proposal=["walk"]),
+    "MHAug, a rate that is text": lambda t: chain(target_acceptance="high", burn_in=10),
+    "MHAug, a seed for a generator": lambda t: chain(generator=3),
+    "MHAug, text for a truth value": lambda t: chain(undirected="yes"),
     "MHAug, a rate above 1": lambda t: chain(target_acceptance=2.0, burn_in=10),
     "MHAug, a rate without a burn-in": lambda t: chain(target_acceptance=0.3),
     "MHAug, hardly ever accepted": stuck,
@@ -146,6 +154,10 @@ CASES = {
         torch.ones(1, 2), torch.tensor([4])
     ),
     "update_entropy, training diverged": lambda t: chain().update_entropy(NAN),
+    "mh_aug_loss, a number for a teacher": lambda t: loss(teacher_is_first=1),
+    "mh_aug_loss, labels of other nodes": lambda t: loss(torch.zeros(3).long()),
+    "mh_aug_loss, a mask of other nodes": lambda t: loss(mask=KEPT[:3]),
+    "mh_aug_loss, nodes without a class": lambda t: loss(torch.full((4,), -1)),
     "mh_aug_loss, outputs of other nodes": lambda t: mh_aug_loss(
         torch.ones(4, 2), torch.ones(3, 2), torch.ones(4, 2), torch.zeros(4).long(), torch.arange(4)
     ),

@@ -83,6 +83,13 @@ CASES = {
     "DynamicGraph.update, attributes of edges": lambda t: live().update(
         None, EDGE, {"edge_attr": EDGE[0]}
     ),
+    "DynamicGraph.update, a list of attributes": lambda t: live().update(None, EDGE, [1]),
+    "DynamicGraph.update, an edge to remove of another graph": lambda t: live().update(
+        remove=EDGE + 3
+    ),
+    "DynamicGraph.update, a class too many": lambda t: live().update(
+        {"x": torch.ones(1, 2), "y": torch.tensor([77])}
+    ),
     "DynamicGraph.update, edges of a node": lambda t: live().update(edge_index=EDGE[0]),
     "DynamicGraph.update, edges of another graph": lambda t: live().update(edge_index=EDGE + 2),
     "DynamicGraph.update, an edge that isn't there": lambda t: live().update(remove=EDGE),

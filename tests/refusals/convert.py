@@ -36,6 +36,12 @@ class Named(nn.Module):
         return {"x": x}
 
 
+def make_once(net, x, e):
+    if net.made is None:
+        net.made = nn.Linear(2, 2)
+    return net.conv2(net.made(net.conv(x, e)), e)
+
+
 class Locked(nn.Module):
     def __deepcopy__(self, memo):
         raise TypeError("a lock")
@@ -812,6 +818,10 @@ CASES = {
     ),
     "no names of parameters": lambda t: gas.to_scalable(Anything(), ring()),
     "autocast in forward": lambda t: convert(in_autocast),
+    "a layer made in the first call": lambda t: convert(make_once, made=None),
+    "a layer made in every call": lambda t: convert(
+        lambda net, x, e: net.conv2(nn.Linear(2, 2)(net.conv(x, e)), e)
+    ),
     "pairs of nodes": lambda t: convert(products),
     "rows of edges outside of layers": lambda t: convert(by_edges),
     "the number of edges": lambda t: convert(

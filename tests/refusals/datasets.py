@@ -249,6 +249,9 @@ CASES = {
         },
     ),
     "import_graph, features of another shape": lambda t: imports_arrays(t, x=np.ones(2)),
+    "import_graph, labels that floats can't tell apart": lambda t: imports(
+        t, {"edges.csv": EDGES_OF_0_AND_1, "nodes.csv": f"id,label\n0,{2**64}\n1,{2**64 + 1}\n"}
+    ),
     "import_graph, features too large": lambda t: imports_arrays(
         t, x=np.full((2, 1), 1e9), dtype="float16"
     ),
@@ -274,6 +277,9 @@ CASES = {
     "open_graph, a shard of tables": lambda t: opening(t, options={"shard": 0}),
     "open_graph, columns of a graph folder": lambda t: graph_folder(t, columns={"source": "a"}),
     "write_planted_partition, no nodes": lambda t: write_planted_partition(t.path, 0),
+    "write_planted_partition, hubs of all edges": lambda t: write_planted_partition(
+        t.path, 9, exponent=1.0
+    ),
     "write_planted_partition, features of another type": lambda t: write_planted_partition(
         t.path, 9, dtype=torch.bfloat16
     ),

@@ -303,6 +303,7 @@ CASES = {
         )
     ),
     "score, an unknown metric": lambda t: score("f2", torch.ones(4, 2), torch.zeros(4)),
+    "score, roc_auc of other nodes": lambda t: score("roc_auc", torch.ones(3), torch.zeros(4)),
     "score, roc_auc of three classes": lambda t: score("roc_auc", torch.ones(4, 3), torch.zeros(4)),
     "score, classes instead of outputs": lambda t: score("accuracy", torch.ones(4), torch.ones(4)),
     "score, roc_auc of class 2": lambda t: score("roc_auc", torch.ones(4), torch.full((4,), 2.0)),

@@ -41,6 +41,10 @@ def test_roc_auc_needs_a_binary_target():
         compute_roc_auc(torch.randn(2), torch.tensor([-1, 1]))
     with pytest.raises(ValueError, match="'y' holds nan, expected 0 and 1"):
         compute_roc_auc(torch.randn(2), torch.tensor([torch.nan, 1]))
+    with pytest.raises(ValueError, match=r"'y' has shape \[4, 2\], of 2 labels per node: choose"):
+        compute_roc_auc(torch.randn(4, 2), torch.zeros(4, 2))
+    with pytest.raises(ValueError, match=r"'logits' has shape \[6, 2\] and 'y' \[4\], expected a"):
+        compute_roc_auc(torch.randn(6, 2), torch.zeros(4))
     with pytest.raises(ValueError, match="roc_auc is for two classes, but .*, of 4 classes: ch"):
         compute_roc_auc(torch.randn(3, 4), torch.tensor([0, 1, 1]))
 

@@ -155,6 +155,11 @@ def check_rows(
     Raises:
         ValueError: If an attribute is missing, is new, or has other rows.
     """
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"'{name}' is a {type(given).__name__}, expected a dictionary of tensors, such as "
+            "{'edge_attr': ...}"
+        )
     wrong = sorted(given.keys() ^ table.keys()) if count or given else []
     if wrong:
         what = "lacks" if wrong[0] in table else "has"
@@ -173,6 +178,25 @@ def check_rows(
                 f"has it: pass {key}.to({table[key].dtype})"
             )
     return {k: given[k] if k in given else empty_rows(value) for k, value in table.items()}
+
+
+def check_classes(new: Tensor, known: Tensor, num_classes: int) -> None:
+    """Refuse classes of new nodes above those of the graph, unless it has no labels.
+
+    Args:
+        new: The ``y`` of the new nodes.
+        known: That of the graph, of the same type.
+        num_classes: How many there are at least, by names or by outputs of the model.
+    """
+    if new.dim() != 1 or new.is_floating_point() or new.dtype == torch.bool:
+        return
+    largest, most = (int(y.max()) if y.numel() else -1 for y in (new, known))
+    most = max(most, num_classes - 1)
+    if largest > most >= 0:
+        raise ValueError(
+            f"'y' of 'nodes' holds the class {largest}, expected at most {most}, the last class of "
+            "the graph, or -1 without a label"
+        )
 
 
 def check_row_counts(data: Data, nodes: Mapping[str, Any], edges: Mapping[str, Tensor]) -> None:
@@ -209,5 +233,6 @@ def check_pairs(name: str, pairs: Tensor | None, num_nodes: int) -> Tensor:
     if not are_ids or pairs.dim() != 2 or pairs.size(0) != 2:
         what = f"{pairs.dtype} of shape {list(pairs.shape)}" if is_tensor else type(pairs).__name__
         raise ValueError(f"'{name}' is {what}, expected ids of nodes of shape [2, E]")
-    check_ids(pairs, num_nodes, name)
+    add = " or add the nodes, by 'nodes'" if name == "edge_index" else ""
+    check_ids(pairs, num_nodes, name, cure=f"correct the ids{add}")
     return pairs.long()

@@ -17,6 +17,7 @@ from gas.contrib.dynamic.attributes import (
     IDS,
     WEIGHT,
     append_rows,
+    check_classes,
     check_pairs,
     check_row_counts,
     check_rows,
@@ -328,6 +329,10 @@ class DynamicGraph:
             check_integer("nodes", nodes, 0)
             count = nodes
         rows = complete_rows(given, table, count) if given or count else {}
+        if "y" in rows:
+            outputs, names = getattr(self._updater.model, "out_channels", 0), others.get("classes")
+            num_names = len(names) if isinstance(names, list) else 0
+            check_classes(rows["y"], table["y"], max(outputs or 0, num_names))
         if has_ids and (count or ids is not None):
             others = {**others, IDS: extend_ids(known, ids, count)}
         return rows, count, others

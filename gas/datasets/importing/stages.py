@@ -15,10 +15,11 @@ from tqdm import tqdm
 
 from gas.datasets.arrays import check_classes
 from gas.datasets.edges import EdgeStream
+from gas.datasets.features import FeatureSource
 from gas.datasets.folder import read_node_table
 from gas.datasets.importing.sorting import Duplicates, EdgeSorter, edge_record
 from gas.datasets.masks import with_masks
-from gas.datasets.nodes import FeatureSource, Nodes, read_nodes
+from gas.datasets.nodes import Nodes, read_nodes
 from gas.datasets.types import leave_out_names
 from gas.graph import (
     COL,
@@ -279,9 +280,9 @@ class GraphImport:
             array = Array("x.npy", dtype_name(self.codec.dtype), shape, self.codec.name, width)
         self._announce([array.file])
         with self._bar("Features", "nodes", nodes.num_nodes) as bar:
-            at_once = max(1, self.memory // 16 // max(1, 4 * width))
+            at_once = max(1, self.memory // 16 // max(1, 0 if first is None else first.nbytes))
             blocks = features.blocks(self.files, self.columns, at_once)
-            stored = self._encode_blocks(blocks, bar)
+            stored = self._encode_blocks(blocks, file.name, bar)
             rows = features.rows(nodes, file.name)
             if rows is None:
                 self.folder.write(array, stored)
@@ -289,16 +290,16 @@ class GraphImport:
                 _write_at(self.folder.path / array.file, array, rows, stored)
         return {"arrays": {"x": array.to_json()}}
 
-    def _encode_blocks(self, blocks: Iterable[np.ndarray], bar: Any) -> Iterator[np.ndarray]:
+    def _encode_blocks(
+        self, blocks: Iterable[np.ndarray], file: str, bar: Any
+    ) -> Iterator[np.ndarray]:
         """Yield checked and encoded blocks of features."""
-        first = 0
+        codec, first = self.codec or Codec("float32"), 0
         for block in blocks:
             x = torch.from_numpy(block)
             if self.options["check"]:
                 check_finite("x", x, first)
-            if self.codec is not None:
-                block = array_of(self.codec.encode(self.codec.cast(x, first)))
-            yield block
+            yield array_of(codec.encode(codec.cast(x, first, f"'x' of {file}")))
             first += len(block)
             bar.update(len(block))
 
