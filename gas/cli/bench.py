@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import statistics
 import time
@@ -17,10 +16,11 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import gas
-from gas.cli.choices import MODELS
+from gas.cli.choices import MODELS, check_labels, check_splits
 from gas.cli.command import Signals
-from gas.cli.graphs import model_arguments
+from gas.cli.graphs import model_arguments, remove_edge_attributes
 from gas.cli.settings import Settings
+from gas.datasets import check_parts
 from gas.graph import with_edge_index
 from gas.native import PeakMemory, human, report_progress, resident_kinds
 from gas.training import Candidate, FullBatch, Plan, loss_of, release_freed_memory, train_epoch
@@ -78,7 +78,11 @@ class Bench:
         log: bool = True,
         signals: Signals | None = None,
     ) -> None:
-        self.data, self.settings, self.log = data, settings, log
+        check_labels(data)
+        check_parts(data)
+        check_splits(data)
+        self.data = data = remove_edge_attributes(data)
+        self.settings, self.log = settings, log
         self.signals = Signals() if signals is None else signals
         self.interrupted = False  # By Ctrl-C, while epochs were measured.
         self._make: Callable[..., gas.models.LayeredGNN] = partial(
@@ -175,7 +179,8 @@ class Bench:
             return makers
         one = self.chosen
         with contextlib.closing(self._make(num_nodes=1)) as model:
-            graph = gas.cluster(self.data, one.num_parts, model=model, log=self.log)
+            options: dict[str, Any] = {"log": self.log, "check": False}
+            graph = gas.cluster(self.data, one.num_parts, model=model, **options)
         self.partition = gas.partition_report(graph)
         generator = torch.Generator().manual_seed(0)
         order = torch.randperm(one.num_parts, generator=generator).split(one.batch_size)
@@ -197,7 +202,7 @@ class Bench:
 
     def _make_full_batch(self, models: contextlib.ExitStack) -> Contender:
         model = self._make(num_nodes=1)
-        graph = gas.cluster(self.data, 1, model=model, log=False)
+        graph = gas.cluster(self.data, 1, model=model, log=False, check=False)
         whole = FullBatch(graph, layout="fused", edge_weight=model.needs_weights, check=False)
         return self._make_contender(models, model, whole, 1, full_batch=True)
 
@@ -229,9 +234,7 @@ class Bench:
         for number, parts in enumerate(batches):
             batch_of_part[parts] = number
         batch = batch_of_part.repeat_interleave(graph.parts.diff())
-        graph = copy.copy(with_edge_index(graph))
-        for key in {*graph.edge_attrs()} - {"edge_index", "edge_weight"}:
-            del graph[key]  # Rows of edges before self-loops; no model of gas.models reads them.
+        graph = with_edge_index(graph)
         src, dst = batch[graph.edge_index]
         model = self._make(num_nodes=1)
         loader = _load(graph.edge_subgraph(src == dst), batches, model)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+from typing import Any
+
+import torch
 from torch_geometric.data import Data
 
 import gas
@@ -41,16 +46,22 @@ def check_modes(model: str, evaluation: str, refresh: str, full_batch: bool) -> 
 
 
 def check_labels(data: Data) -> None:
-    """Refuse missing labels, multi-labels other than 0 and 1, and unknown training labels."""
+    """Refuse missing labels, a single class, labels but 0 and 1, and unknown training labels."""
     y, mask = data.get("y"), data.get("train_mask")
     if y is None:
         raise ValueError("'data' has no 'y': expected classes [N], labels [N, C] or real numbers")
     known = known_target_mask(y)
-    wrong = known & (y != 0) & (y != 1)
-    if y.dim() == 2 and not is_real(y) and bool(wrong.any()):
+    if y.dim() == 2 and not is_real(y):
+        wrong = y[known & (y != 0) & (y != 1)]
+        if wrong.numel():
+            raise ValueError(
+                f"'data.y' has shape {list(y.shape)} and holds {float(wrong.max()):g}, expected 0 "
+                "and 1 for several labels, or real numbers of shape [N]"
+            )
+    if y.dim() == 1 and not is_real(y) and int(y.max()) == 0:
         raise ValueError(
-            f"'data.y' has shape {list(y.shape)} and holds {float(y[wrong].max()):g}, expected 0 "
-            "and 1 for several labels, or real numbers of shape [N]"
+            "'data.y' holds a single class, expected at least two: check the labels, or give real "
+            "numbers"
         )
     if mask is None or not mask.numel():
         return
@@ -61,6 +72,35 @@ def check_labels(data: Data) -> None:
             f"'train_mask' holds {unknown} nodes with a target that is unknown (NaN or negative), "
             "expected all targets of a node that is trained on: leave these nodes out of it"
         )
+
+
+def set_real_targets(data: Any, nodes: Any) -> None:
+    """Replace integer targets of shape ``[N]`` by real numbers; negative ones, unknown, by NaN.
+
+    Args:
+        data: The graph. If it has ``classes``, which are numbers, they replace their positions.
+        nodes: What has the targets ``y``: the graph, or its nodes of a type.
+
+    Raises:
+        ValueError: If classes are texts.
+    """
+    classes = getattr(data, "classes", None)
+    if classes is None:
+        nodes.y = nodes.y.float().masked_fill(nodes.y < 0, math.nan)
+        return
+    if not are_numbers(classes):
+        raise ValueError(
+            f"'metric' is r2, but the targets are classes such as {classes[0]!r}: choose accuracy "
+            "or micro_f1"
+        )
+    values = torch.tensor([*map(float, classes), math.nan])
+    nodes.y = values[nodes.y.long().clamp(min=-1)]
+    del data.classes
+
+
+def are_numbers(classes: Any) -> bool:
+    """Return whether the names of classes are numbers."""
+    return all(isinstance(name, numbers.Real) for name in classes)
 
 
 def check_splits(data: Data, name: str = "data") -> None:

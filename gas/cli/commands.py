@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import importlib.util
 import inspect
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import IO, Annotated, Any, get_type_hints
 
@@ -28,19 +30,6 @@ from gas.cli.runs import load_run
 from gas.cli.settings import Choice, Settings
 from gas.datasets import import_graph
 from gas.native import check_integer, replace_file, write_json
-
-# Names of arguments that are options of the commands below.
-OPTIONS = (
-    "memory",
-    "num_parts",
-    "batch_size",
-    "num_layers",
-    "columns",
-    "undirected",
-    "ids",
-    "method",
-    "dtype",
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,7 +61,8 @@ def _call(given: list[str]) -> None:
 
     name = given[0] if given else ""
     _name_arguments(tyro.conf.arg)
-    print_warnings_as_lines(OPTIONS)
+    shown = _find_shown_names(COMMANDS[name]) if name in COMMANDS else {}
+    print_warnings_as_lines(shown)
     try:
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
@@ -81,11 +71,8 @@ def _call(given: list[str]) -> None:
             args=given,
             config=(tyro.conf.DisallowNone, tyro.conf.OmitArgPrefixes),
         )
-    except (ValueError, OSError, ImportError, MemoryError) as error:
-        text = explain_error(error, OPTIONS).replace(
-            "'dataset' is ", "'graph' is ", 1
-        )  # As help calls it.
-        sys.exit(f"gas {name}: error: {text}")
+    except (ValueError, ArithmeticError, OSError, ImportError, MemoryError) as error:
+        sys.exit(f"gas {name}: error: {explain_error(error, shown)}")
 
 
 def train() -> None:
@@ -101,6 +88,7 @@ def import_tables(
     columns: tuple[str, ...] = (),
     dtype: str | None = None,
     memory: str = "1GB",
+    check: bool = True,
 ) -> None:
     """Import tables and arrays, which need not fit memory, into a graph folder.
 
@@ -113,8 +101,11 @@ def import_tables(
         columns: Names of columns, ROLE=NAME, such as source=payer.
         dtype: The type of stored features, such as bfloat16 or int8.
         memory: The memory for reading and sorting.
+        check: Refuse NaN and infinite features.
     """
-    options: dict[str, Any] = {"columns": _split_columns(columns), "dtype": dtype}
+    options: dict[str, Any] = {
+        "columns": _split_columns(columns), "dtype": dtype, "check": check,
+    }  # fmt: skip
     found = import_graph(source, out, undirected=undirected, memory=memory, **options)
     print(found)
     if not undirected:
@@ -128,10 +119,12 @@ class Source:
     undirected: bool = False  # Add the reverse of each edge that lacks it.
     columns: tuple[str, ...] = ()  # Names of columns, ROLE=NAME, such as source=payer.
     root: Path = Path("data")  # The folder of PyG's data sets.
+    check: bool = True  # Refuse NaN and infinite features.
 
     def options(self) -> dict[str, Any]:
-        """Return the options for tables of :func:`gas.open_graph`."""
-        return {"undirected": self.undirected, "columns": _split_columns(self.columns)}
+        """Return the options of :func:`gas.open_graph`."""
+        columns = _split_columns(self.columns)
+        return {"undirected": self.undirected, "columns": columns, "check": self.check}
 
 
 def partition(
@@ -156,7 +149,7 @@ def partition(
         data = gas.open_graph(graph, **options)
     else:
         data = gas.get_data(source.root, graph, **options)[0]
-    clustered = gas.cluster(data, num_parts, method=method, out=out)
+    clustered = gas.cluster(data, num_parts, method=method, out=out, check=source.check)
     print(gas.partition_report(clustered, clustered.parts))
 
 
@@ -190,7 +183,7 @@ def plan(graph: str, /, workload: Workload = Workload()) -> None:
     model = MODELS[workload.model](
         data.num_nodes, data.num_features, out_channels=out_channels, **arguments
     )
-    print(explain_error(str(gas.plan(data, model, workload.memory)), OPTIONS))
+    print(explain_error(str(gas.plan(data, model, workload.memory))))  # Options of gas train.
 
 
 def bench(
@@ -214,7 +207,8 @@ def bench(
         repeats: The number of measured epochs of each.
         json: The file to write all numbers into.
     """
-    check_integer("--repeats", repeats, 1)
+    check_integer("repeats", repeats, 1)
+    _check_file("--json", json)
     shape, model = {"num_parts": num_parts, "batch_size": batch_size}, workload.model
     signals = command.Signals()
     with signals.handle():
@@ -248,6 +242,7 @@ def predict(
     """
     if out is not None and out.suffix not in (".csv", ".parquet"):
         raise ValueError(f"--out is {out}, expected a file that ends in .csv or .parquet")
+    _check_file("--out", out)
     if ids == ():
         raise ValueError("'ids' is empty, expected ids of nodes: leave it out to predict all nodes")
     columns = load_run(run).predict(graph, ids)
@@ -282,6 +277,7 @@ def report(run: Path, other: Path | None = None, /, out: Path | None = None) -> 
         other: The folder of a second run.
         out: The file to write. Without it, report.html in the folder of the run.
     """
+    _check_file("--out", out)
     print(html.report(run, other, out=out))
 
 
@@ -304,6 +300,21 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _find_shown_names(function: Callable[..., Any]) -> dict[str, str]:
+    """Return how the arguments of a command are typed, by their names."""
+    shown: dict[str, str] = {}
+    for name, each in inspect.signature(function).parameters.items():
+        hint = get_type_hints(function)[name]
+        names = [f.name for f in dataclasses.fields(hint)] if is_dataclass(hint) else [name]
+        shown |= {each: f"--{each.replace('_', '-')}" for each in names}
+        if each.kind is each.POSITIONAL_ONLY:
+            shown[name] = name.upper()
+    # Functions that commands call have other names for these.
+    others = {"dataset": shown.get("graph"), "folder": shown.get("run")}
+    return shown | {other: name for other, name in others.items() if name is not None}
+
+
+@functools.cache
 def _name_arguments(arg: Callable[..., Any]) -> None:
     """Name arguments in the help of tyro, which else shows types such as STR."""
     for function in COMMANDS.values():
@@ -321,6 +332,24 @@ def _split_columns(columns: Sequence[str]) -> dict[str, str]:
     if not all(equals for _, equals, _ in pairs):
         raise ValueError("--columns expects ROLE=NAME, such as source=payer")
     return {role: name for role, _, name in pairs}
+
+
+def _check_file(name: str, path: Path | None) -> None:
+    """Refuse a file that an option names and that can't be written, before there is work to lose.
+
+    Raises:
+        ValueError: If it is a folder.
+        OSError: If its folder takes no files.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise ValueError(f"{name} is {path}, which is a folder: name a file")
+    try:
+        with tempfile.TemporaryFile(dir=next(p for p in path.absolute().parents if p.exists())):
+            return
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _write_csv(columns: dict[str, Any], stream: IO[str]) -> None:

@@ -23,7 +23,13 @@ from gas import (
     permute,
 )
 from gas.cli.settings import Settings
-from gas.graph import is_graph_folder, remove_edges, select_rows, with_edge_index
+from gas.graph import (
+    is_graph_folder,
+    keys_by_row,
+    remove_edges,
+    select_rows,
+    with_edge_index,
+)
 from gas.history import is_encoded
 from gas.native import free_memory, human, is_sparse, warn
 from gas.training import FullBatch
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 
 
 PARTS = "graph"  # The graph folder of a run.
-MOST_COUNTED = 2**22  # Nodes and edges among which reverses are looked for, in 300 MB.
+MOST_COUNTED = 2**16  # Edges whose reverses are looked for, in 10 MB.
 
 
 class Graph(NamedTuple):
@@ -127,21 +133,45 @@ def prepare_graph(
     return Graph(perm, raw_if_used, data, loader, inference, whole, arguments, shown, parts)
 
 
+def remove_edge_attributes(data: Data) -> Data:
+    """Return the graph without rows of edges that no model reads: all but their ends and weights.
+
+    Self-loops, which some models add, have no such rows.
+    """
+    out = copy.copy(data)
+    for key in keys_by_row(data, [key for key, _ in data])[1]:
+        if key != "edge_weight":
+            del out[key]
+    return out
+
+
 def warn_of_one_way_edges(data: Data) -> None:
-    """Warn of edges without a reverse in a mapped graph; of a large one, the first nodes count."""
-    crow, num_nodes = data.adj_t.crow_indices(), int(data.num_nodes or 0)
-    seen = min(int(torch.searchsorted(crow, MOST_COUNTED, right=True)) - 1, MOST_COUNTED)
-    rows = torch.arange(seen).repeat_interleave(crow[: seen + 1].diff())
-    cols = data.adj_t.col_indices()[: rows.numel()].long()
-    is_counted = (cols < seen) & (rows != cols)
+    """Warn of edges without a reverse in a mapped graph; of many, some evenly spaced ones count."""
+    crow, col = data.adj_t.crow_indices(), data.adj_t.col_indices()
+    seen = min(col.numel(), MOST_COUNTED)
+    edges = torch.arange(seen) * col.numel() // max(seen, 1)
+    rows, cols = torch.searchsorted(crow, edges, right=True) - 1, col[edges].long()
+    is_counted = rows != cols
     rows, cols = rows[is_counted], cols[is_counted]
-    lacks = int((~torch.isin(cols * num_nodes + rows, rows * num_nodes + cols)).sum())
+    lacks = rows.numel() - int(_has_entry(crow, col, cols, rows).sum())
     if lacks:
-        among = f" between the first {seen:,} nodes" if seen < num_nodes else ""
+        which = "sampled edges" if seen < col.numel() else "edges"
         warn(
-            f"{lacks:,} of {rows.numel():,} edges{among} lack a reverse, and messages go from "
-            "source to target alone: undirected=True adds the reverses"
+            f"{lacks:,} of {rows.numel():,} {which} lack a reverse, and messages go from source "
+            "to target alone: undirected=True adds the reverses"
         )
+
+
+def _has_entry(crow: Tensor, col: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+    """Return which entries a matrix has, whose rows are sorted, by a binary search in each."""
+    low, high = crow[rows], crow[rows + 1]
+    end, last = high, col.numel() - 1
+    for _ in range(int((high - low).max()).bit_length() if rows.numel() else 0):
+        middle = (low + high) // 2
+        is_right = (low < high) & (col[middle.clamp(max=last)] < cols)
+        high = torch.where(is_right, high, middle)
+        low = torch.where(is_right, middle + 1, low)
+    return (low < end) & (col[low.clamp(max=last)] == cols)
 
 
 def model_arguments(architecture: Mapping[str, Any], data: Data) -> dict[str, Any]:

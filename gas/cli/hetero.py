@@ -24,15 +24,15 @@ from gas.cli.graphs import Graph
 from gas.cli.parser import Options
 from gas.cli.settings import ARCHITECTURES, Settings
 from gas.datasets import num_outputs
-from gas.native import PeakMemory
+from gas.native import PeakMemory, check_integer
 from gas.training import Progress, Run, divergence_error, loss_of, run_epochs, split_mask
 
 # Options that have an effect with --hetero.
 OPTIONS = (
     "hetero", "dataset", "undirected", "columns", "model", "num_layers", "hidden_channels",
-    "dropout", "num_parts", "batch_size", "epochs", "lr", "metric", "seed", "device", "partition",
-    "store", "dtype", "path", "io", "check", "out", "overwrite", "debug", "root", "config",
-    "runs", "patience", "tensorboard", "evaluate_every", "verify",
+    "dropout", "num_parts", "batch_size", "epochs", "lr", "grad_norm", "metric", "seed", "device",
+    "partition", "store", "dtype", "path", "io", "check", "out", "overwrite", "debug", "root",
+    "config", "runs", "patience", "tensorboard", "evaluate_every", "verify",
 )  # fmt: skip
 SHAPE = ("hidden_channels", "num_layers", "dropout")
 # Options of HeteroExperiment, and settings that it doesn't have.
@@ -40,7 +40,10 @@ SUPPORTED = (
     "partition", "evaluate_every", "patience", "device", "check", "log", "store", "dtype", "path",
     "io",
 )  # fmt: skip
-LACKING = ("reg_weight_decay", "nonreg_weight_decay", "edge_dropout", "max_steps", "inductive")
+WITHOUT: dict[str, Any] = {"correct_drift": False, "warm_up": 0, "average_weights": False}
+LACKING = (
+    "reg_weight_decay", "nonreg_weight_decay", "edge_dropout", "max_steps", "inductive", *WITHOUT,
+)  # fmt: skip
 
 
 class HeteroSAGE(torch.nn.Module):
@@ -115,10 +118,10 @@ class HeteroExperiment(Experiment):
         self.hetero_data, self._seed = copy.copy(hetero_data), seed
         architecture = {**ARCHITECTURES["sage"], **settings.architecture}
         shape = {key: architecture[key] for key in SHAPE}
-        without: dict[str, Any] = {"grad_norm": None, "correct_drift": False, "warm_up": 0}
-        settings = dataclasses.replace(
-            settings, architecture=shape, average_weights=False, **without
-        )
+        check_integer("hidden_channels", shape["hidden_channels"], 1)
+        check_integer("num_layers", shape["num_layers"], 1)
+        gas.nn.check_dropout(shape["dropout"])
+        settings = dataclasses.replace(settings, architecture=shape, **WITHOUT)
         named = {
             key: getattr(hetero_data, key)
             for key in ("classes", "split")
@@ -175,7 +178,10 @@ class HeteroExperiment(Experiment):
             max_steps: int | None = None, progress: Progress = progress, on_step: None = None
         ) -> float:
             batches = itertools.islice(loader, max_steps)
-            return _train_epoch(model, batches, optimizer, str(self.node_type), progress, split)
+            return _train_epoch(
+                model, batches, optimizer, str(self.node_type), progress, split,
+                self.settings.grad_norm,
+            )  # fmt: skip
 
         run_epochs(
             model, self.data, epoch, lambda model: model.predict(loader), self.settings.epochs,
@@ -225,7 +231,7 @@ def make_model(
 def _check_options(options: Mapping[str, Any], settings: Settings) -> None:
     """Refuse options and settings that have no effect on a heterogeneous graph."""
     usual = {name: each.default for name, each in inspect.signature(Experiment).parameters.items()}
-    usual |= {**vars(Settings()), "refresh": "layerwise", "evaluation": "layerwise"}
+    usual |= {**vars(Settings.default("sage")), "refresh": "layerwise", "evaluation": "layerwise"}
     given = [*options.items(), *((name, getattr(settings, name)) for name in LACKING)]
     for name, value in [*given, *settings.architecture.items()]:
         has_effect = name in (*SUPPORTED, *SHAPE)
@@ -265,6 +271,7 @@ def _train_epoch(
     kind: str,
     progress: Progress,
     split: int = 0,
+    grad_norm: float | None = None,
 ) -> float:
     """Take a step for each mini-batch with training nodes, and return their mean loss."""
     model.train()
@@ -284,6 +291,8 @@ def _train_epoch(
             raise divergence_error(progress.epoch or 1, number, value)
         optimizer.zero_grad()
         loss.backward()
+        if grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), grad_norm)
         optimizer.step()
         total, count = total + size * value, count + size
     return total / max(count, 1)

@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,13 @@ NOT_FULL_BATCH = (
     "refresh", "memory", "memory_budget", "skip_unlabelled", "scale_loss", "verify",
     "correct_drift", "average_weights", "warm_up",
 )  # fmt: skip
-# Arguments whose option has another name.
-OTHER_NAMES = {
-    "evaluation": "eval",
-    "augmented": "augment",
-    "graph": "dataset",
-    "every": "checkpoint_every",
-    "batch_norm": "norm",
+# Options of ``gas train`` by the names of arguments, some of which have another name.
+SHOWN = {name: f"--{name.replace('_', '-')}" for name in NAMES} | {
+    "evaluation": "--eval",
+    "augmented": "--augment",
+    "graph": "--dataset",
+    "every": "--checkpoint-every",
+    "batch_norm": "--norm",
 }
 
 
@@ -80,7 +80,7 @@ def parse_args(
     _check_needs(args)
     for name in NOT_FULL_BATCH if args.full_batch else ():
         if name in given and getattr(args, name):
-            print(f"warning: {option_name(name)} does nothing with --full-batch", file=sys.stderr)
+            print(f"warning: {SHOWN[name]} does nothing with --full-batch", file=sys.stderr)
     if args.dtype is None and args.memory is None:
         args = dataclasses.replace(args, dtype="float32")
     if not all(args.column_names().values()):
@@ -113,10 +113,8 @@ def _check_needs(args: Options) -> None:
         found = getattr(args, needed)
         is_met = found is not None and (not wanted or found in wanted)
         if getattr(args, name) != getattr(unset, name) and not is_met:
-            expected = " ".join([option_name(needed), *wanted[:1]])
-            raise UsageError(
-                f"argument {option_name(name)} does nothing without {expected}: add it"
-            )
+            expected = " ".join([SHOWN[needed], *wanted[:1]])
+            raise UsageError(f"argument {SHOWN[name]} does nothing without {expected}: add it")
     if args.pack is not None and args.store not in ("disk", "auto") and args.memory is None:
         raise UsageError("argument --pack does nothing without --store disk: add it")
     if args.pack not in (None, (), ("auto",), ("0",)):
@@ -164,7 +162,7 @@ def _check_hetero(args: Options, given: set[str]) -> None:
             f"argument --model is {args.model}, but --hetero trains sage: leave it out"
         )
     for name in sorted(given - set(hetero.OPTIONS)):
-        raise UsageError(f"argument {option_name(name)} does nothing with --hetero: leave it out")
+        raise UsageError(f"argument {SHOWN[name]} does nothing with --hetero: leave it out")
 
 
 def remove_checkpoints(args: Options) -> None:
@@ -197,11 +195,6 @@ def _restore_plan(args: Options) -> tuple[Options, int]:
     if store in TIERS:
         chosen["store"] = store
     return dataclasses.replace(args, memory=None, **chosen), about["micro_batches"]
-
-
-def option_name(name: str) -> str:
-    """Return the command line option of an argument."""
-    return "--" + OTHER_NAMES.get(name, name).replace("_", "-")
 
 
 def make_settings(args: Options) -> Settings:
@@ -314,7 +307,7 @@ def _is_mapped(args: Options) -> bool:
                     "sparse_features")  # fmt: skip
     given = next((name for name in needs_memory if getattr(args, name)), None)
     if given is not None:
-        check_folder_fits(args.dataset, option_name(given))
+        check_folder_fits(args.dataset, SHOWN[given])
     return given is None
 
 
@@ -332,26 +325,28 @@ def describe_graph(args: Options) -> dict[str, Any]:
     }
 
 
-def print_warnings_as_lines(names: Collection[str] = NAMES) -> None:
+def print_warnings_as_lines(shown: Mapping[str, str] = SHOWN) -> None:
     """Print warnings from now on as a line each; see :func:`explain_error`."""
     warnings.showwarning = lambda text, *_, **__: print(
-        f"warning: {explain_error(text, names)}", file=sys.stderr
+        f"warning: {explain_error(text, shown)}", file=sys.stderr
     )
 
 
-def explain_error(error: BaseException | str, names: Collection[str] = NAMES) -> str:
+def explain_error(error: BaseException | str, shown: Mapping[str, str] = SHOWN) -> str:
     """Return the text of an error or a warning, with command line options for arguments.
 
     Args:
         error: The error or the warning.
-        names: The names of options. (default: those of ``gas train``)
+        shown: How arguments are typed, by their names. (default: in ``gas train``)
     """
 
     def rename(found: re.Match[str]) -> str:
-        name, value = found["given"] or found["name"], found["value"]
-        if OTHER_NAMES.get(name, name) not in names:
+        option, value = shown.get(found["given"] or found["name"]), found["value"]
+        if option is None or (found["given"] and not option.startswith("--")):
             return found[0]
-        return option_name(name) if value in (None, "True") else f"{option_name(name)} {value}"
+        if value == "False":
+            return option.replace("--", "--no-", 1)
+        return option if value in (None, "True") else f"{option} {value}"
 
     text = str(error).strip("\n").rstrip()
     if isinstance(error, OSError) and error.errno:

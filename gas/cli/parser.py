@@ -247,6 +247,8 @@ def _find_base(first: Options, files: str | Path | None) -> Options:
         base = dataclasses.replace(read_options(known[0]), dataset=first.dataset, runs=1)
     else:
         base = Options(**vars(Settings.default(model)))
+    if base.hetero and first.model is None:
+        model = "sage"
     if first.model is not None and base.model not in (None, first.model):
         path = first.config or kept
         raise ValueError(f"'--model' is {first.model}, but {path} is for {base.model}")

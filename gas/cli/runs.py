@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import gas
-from gas.cli.choices import MODELS
+from gas.cli.choices import MODELS, are_numbers, set_real_targets
 from gas.cli.graphs import PARTS, describe_inputs, model_arguments
 from gas.cli.hetero import make_model
 from gas.cli.results import MODEL
@@ -116,8 +116,8 @@ class SavedRun:
         nodes = self._find_targets(data)
         if path is not None:
             self._adopt_targets(data, nodes)
-        elif self._targets["dtype"] != str(nodes.y.dtype).removeprefix("torch."):
-            nodes.y = nodes.y.to(getattr(torch, self._targets["dtype"]))  # As the metric needs it.
+        else:
+            self._set_kind_of_targets(data, nodes)
         features = self.metrics["features"]
         if features["dtype"] or features["store"]:
             data.x = gas.quantize(data.x, features["dtype"] or "float32", features["store"])
@@ -146,6 +146,12 @@ class SavedRun:
                     return data
         return None
 
+    def _set_kind_of_targets(self, data: Any, nodes: Any) -> None:
+        """Replace integer targets by real numbers, if those of the training were replaced."""
+        is_real = getattr(torch, self._targets["dtype"]).is_floating_point
+        if is_real and nodes.y.dim() == 1 and not nodes.y.is_floating_point():
+            set_real_targets(data, nodes)
+
     def _adopt_targets(self, data: Any, nodes: Any) -> None:
         """Give another graph targets of the kind of the training, and the training's classes.
 
@@ -158,6 +164,8 @@ class SavedRun:
             del data.split
             for name in ("train_mask", "val_mask", "test_mask"):
                 nodes.pop(name, None)
+        if "y" in nodes and are_numbers(getattr(data, "classes", None) or []):
+            self._set_kind_of_targets(data, nodes)
         y, own = nodes.get("y", None), getattr(data, "classes", None) or []
         is_same = (
             y is not None
@@ -258,7 +266,7 @@ class SavedRun:
             columns = gas.predictions(model, graph, split=self.metrics["kept_split"], log=False)
         if not bool(known_target_mask(self._find_targets(data).y).any()):
             columns.pop("label", None)
-        return columns if ids is None else _select_ids(columns, ids)
+        return columns if ids is None else _select_ids(columns, ids, self.node_type)
 
     def verify(self) -> Any:
         """Compare mini-batches of the model with the uncut graph; see :func:`gas.verify`."""
@@ -303,15 +311,18 @@ def _order_features(x: Tensor, names: Sequence[str], found: Sequence[str]) -> Te
     return x[:, [found.index(name) for name in names]]
 
 
-def _select_ids(columns: dict[str, Any], ids: Sequence[Any]) -> dict[str, Any]:
+def _select_ids(
+    columns: dict[str, Any], ids: Sequence[Any], node_type: str | None
+) -> dict[str, Any]:
     """Return the rows of some nodes, in the order of their ids."""
     known = np.asarray(columns["node"]).astype(str).tolist()
     row_of = {name: row for row, name in enumerate(known)}
     missing = [each for each in ids if str(each) not in row_of]
     if missing:
+        of_type = "" if node_type is None else f" of type {node_type!r}"
         raise ValueError(
-            f"'ids' has {missing[0]!r}, which is no node of the graph, expected ids such as "
-            f"{known[0]!r}"
+            f"'ids' has {missing[0]!r}, which is no node of the graph{of_type}, expected ids such "
+            f"as {known[0]!r}"
         )
     rows = [row_of[str(each)] for each in ids]
     return {

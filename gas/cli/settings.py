@@ -90,7 +90,9 @@ class Settings:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if value is not None and (not number or not 0 <= value < math.inf):
                 hint = ": write 0.0005 for 5e-4, which YAML takes for text" * isinstance(value, str)
-                raise ValueError(f"'{name}' is {value!r}, expected a number of at least 0{hint}")
+                raise ValueError(
+                    f"'{name}' is {value!r}, expected a finite number of at least 0{hint}"
+                )
         if self.edge_dropout >= 1:
             raise ValueError(f"'edge_dropout' is {self.edge_dropout}, expected less than 1")
         if self.metric is not None and self.metric not in METRICS:

@@ -22,8 +22,15 @@ from gas.cli.choices import (
     check_modes,
     check_predictable,
     check_splits,
+    set_real_targets,
 )
-from gas.cli.graphs import Graph, model_arguments, prepare_graph, training_subgraph
+from gas.cli.graphs import (
+    Graph,
+    model_arguments,
+    prepare_graph,
+    remove_edge_attributes,
+    training_subgraph,
+)
 from gas.cli.settings import Settings
 from gas.datasets import check_parts
 from gas.graph import check_data_features, with_csr_features
@@ -162,7 +169,7 @@ class Setup:
         y = data.get("y")
         if self.settings.metric == "r2" and y is not None and y.dim() == 1 and not is_real(y):
             data, self.out_channels = copy.copy(data), 1
-            data.y = data.y.float()
+            set_real_targets(data, data)
         data = with_csr_features(data)
         gas.models.check_features(data.get("x"))
         if check:
@@ -170,7 +177,7 @@ class Setup:
         check_labels(data)
         check_metric(self.settings.metric, data.y, self.out_channels)
         check_parts(data)
-        return data
+        return remove_edge_attributes(data)
 
     def _prepare(
         self, data: Data, inductive: bool, layout: str, partition: str

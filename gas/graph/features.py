@@ -282,8 +282,7 @@ def check_finite(name: str, x: Any, start: int | None = None) -> None:
     many = f"{'' if start is None else 'at least '}{count} such value{'s' * (count > 1)}"
     raise ValueError(
         f"'{name}' holds a NaN or infinite value in {where} ({value}; {many}): replace it, for "
-        f"example with torch.nan_to_num({name.split('.')[-1]}), or accept it, check=False "
-        "(--no-check)"
+        f"example with torch.nan_to_num({name.split('.')[-1]}), or accept it by check=False"
     )
 
 

@@ -14,7 +14,15 @@ from torch.nn import BatchNorm1d, Module, ModuleList
 from torch_geometric.nn.inits import reset
 
 from gas.history import Features, Rows, first_rows
-from gas.nn import Adjacency, Neighbours, apply_rowwise, check_weights, dropout, relu_dropout
+from gas.nn import (
+    Adjacency,
+    Neighbours,
+    apply_rowwise,
+    check_dropout,
+    check_weights,
+    dropout,
+    relu_dropout,
+)
 from gas.scalable import ScalableGNN, collect_kwargs
 
 if TYPE_CHECKING:
@@ -75,8 +83,7 @@ class LayeredGNN(ScalableGNN):
         super().__init__(
             num_nodes, hidden_channels, num_layers, pool_size, buffer_size, device, **kwargs
         )
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"'dropout' is {dropout}, expected a probability in [0, 1)")
+        check_dropout(dropout)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.batch_norm = batch_norm

@@ -1,7 +1,7 @@
 """Operators for graph neural networks, and PyG's convolutions on them."""
 
 from gas.graph import Adjacency
-from gas.nn.attention import GATConv, gat_attention
+from gas.nn.attention import GATConv, check_dropout, gat_attention
 from gas.nn.attention_v2 import GATv2Conv, gatv2_attention
 from gas.nn.conv import FusedConv, apply_rowwise
 from gas.nn.dropout import Dropout, dropout, relu_dropout
@@ -58,6 +58,7 @@ __all__ = [
     "has_hooks",
     "linear",
     "prepare_layers",
+    "check_dropout",
     "check_exact",
     "explain_failures",
     "NeverExactError",

@@ -52,16 +52,15 @@ def check_metric(metric: str | None, y: Tensor, num_outputs: int) -> None:
     Raises:
         ValueError: If the metric doesn't fit, naming those that do.
     """
-    fits: tuple[str, ...] = METRICS
-    kind = "two classes"
+    fits: tuple[str, ...]
     if is_real(y):
-        is_binary = bool(((y == 0) | (y == 1) | y.isnan()).all())
-        fits, kind = ("r2", "roc_auc") if is_binary else ("r2",), "real numbers"
-    elif y.dim() == 2:
-        fits = METRICS if y.size(1) == 1 else ("micro_f1", "accuracy", "r2")
-        kind = f"{num_outputs} labels per node"
-    elif num_outputs != 2:
-        fits, kind = ("accuracy", "micro_f1"), f"{num_outputs} classes"
+        kind, fits = "real numbers", ("r2", "roc_auc")[: 1 + holds_labels(y)]
+    elif y.dim() == 2 and y.size(1) > 1:
+        kind, fits = f"{num_outputs} labels per node", ("micro_f1", "accuracy", "r2")
+    elif y.dim() == 1 and num_outputs != 2:
+        kind, fits = f"{num_outputs} classes", ("accuracy", "micro_f1")
+    else:
+        kind, fits = "two classes", METRICS
     if metric is not None and metric not in fits:
         raise ValueError(
             f"'metric' is {metric}, but the targets are {kind}: choose {' or '.join(fits)}"

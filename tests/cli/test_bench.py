@@ -61,13 +61,21 @@ def test_batches_are_the_same_but_for_edges_between_them():
         assert inside == sum(other.data.adj_t.col.numel() for other in dropped)
 
 
-def test_attributes_of_edges_have_no_effect():
+@pytest.mark.parametrize("key", ["edge_attr", "edge_type"])
+def test_attributes_of_edges_have_no_effect(key):
     """GCN adds self-loops, of which they have no rows."""
     data, _, out_channels = gas.get_data("data", "planted:300")
-    data.edge_attr = torch.ones(data.num_edges, 2)
+    data[key] = torch.ones(data.num_edges, 2)
     settings = Settings.default("gcn").replace(hidden_channels=8, num_parts=8, batch_size=2)
     found = Bench(data, out_channels, "gcn", settings, log=False).measure(1)
     assert all(found[name].seconds for name in NAMES)
+
+
+def test_a_graph_without_training_nodes_is_refused():
+    data, _, out_channels = gas.get_data("data", "planted:60")
+    data.train_mask.fill_(False)
+    with pytest.raises(ValueError, match="'train_mask' has no node, expected one at least"):
+        Bench(data, out_channels, "sage", Settings.default("sage"), log=False)
 
 
 def test_what_cannot_run_says_why(capsys):
@@ -189,7 +197,7 @@ def test_a_second_interruption_ends_at_once(monkeypatch, capsys):
 
 
 def test_errors_are_one_line():
-    with pytest.raises(SystemExit, match="gas bench: error: '--repeats' is 0, expected"):
+    with pytest.raises(SystemExit, match="gas bench: error: --repeats is 0, expected"):
         main(["bench", "planted:60", "--repeats", "0"])
     with pytest.raises(SystemExit, match="gas bench: error: --memory is '6XB'"):
         main(["bench", "planted:60", "--memory", "6XB"])

@@ -330,7 +330,7 @@ def test_tables_with_other_names(tmp_path, capsys):
     with pytest.raises(SystemExit, match="gas partition: error: --num-parts is 999, but"):
         main(["partition", str(tables), *names, "--num-parts", "999"])
     main(["train", str(tables), *names, "--epochs", "1", "--out", str(tmp_path / "run")])
-    with pytest.raises(SystemExit, match="gas predict: error: 'graph' is 'nowhere', expected one"):
+    with pytest.raises(SystemExit, match="gas predict: error: --graph is 'nowhere', expected one"):
         main(["predict", str(tmp_path / "run"), "--graph", "nowhere"])
 
 
@@ -360,6 +360,45 @@ def test_real_targets_of_some_nodes(tmp_path):
 
 
 @pytest.mark.filterwarnings("always")
+def test_edges_are_sampled_in_the_whole_graph(tmp_path, capsys, monkeypatch):
+    """The first nodes have edges from the last ones alone; few of many edges are looked for."""
+    lines = "".join(f"{node + 500},{node}\n" for node in range(500))
+    (tmp_path / "edges.csv").write_text(f"source,target\n{lines}")
+    monkeypatch.setattr("gas.cli.graphs.MOST_COUNTED", 64)
+    main(["import", str(tmp_path / "edges.csv"), str(tmp_path / "g")])
+    assert "warning: 64 of 64 sampled edges lack a reverse" in capsys.readouterr().err
+
+
+def test_r2_of_numbered_classes_is_of_their_numbers(tmp_path):
+    """Years are classes by default; for r2 they are numbers, and nodes without one don't count."""
+    tables = write_tables(tmp_path / "tables")
+    year = {"red": "1900", "green": "1999", "blue": ""}
+    rewrite_nodes(tables, lambda row: {**row, "label": year[row["label"]]})
+    train(tables, tmp_path / "run", "--metric", "r2")
+    expected = read_parquet(tmp_path / "run/predictions.parquet")
+    run = gas.load_run(tmp_path / "run")
+    for found in (expected, run.predict(), run.predict(tables)):
+        label = np.array(found["label"], float)
+        assert set(label[~np.isnan(label)]) == {1900, 1999}
+        assert 0 < np.isnan(label).sum() < 300
+    assert run.metrics["classes"] is None
+
+
+def test_r2_of_classes_with_names_is_refused(tmp_path):
+    tables = write_tables(tmp_path / "tables")
+    text = "--metric is r2, but the targets are classes such as 'blue': choose accuracy or micro_f1"
+    with pytest.raises(SystemExit, match=text):
+        train(tables, tmp_path / "run", "--metric", "r2")
+
+
+def test_a_single_class_is_refused_before_training(tmp_path):
+    tables = write_tables(tmp_path / "tables")
+    rewrite_nodes(tables, lambda row: {**row, "label": "red"})
+    with pytest.raises(SystemExit, match="'data.y' holds a single class, expected at least"):
+        train(tables, tmp_path / "run")
+
+
+@pytest.mark.filterwarnings("always")
 def test_an_import_counts_edges_without_a_reverse(tmp_path, capsys, monkeypatch):
     rng = np.random.default_rng(0)
     edges = rng.integers(30, size=(200, 2)).tolist()
@@ -375,7 +414,7 @@ def test_an_import_counts_edges_without_a_reverse(tmp_path, capsys, monkeypatch)
     monkeypatch.setattr("gas.cli.graphs.MOST_COUNTED", 100)
     main([*command, str(tmp_path / "large")])
     text = capsys.readouterr().err
-    assert "edges between the first " in text
+    assert " sampled edges lack a reverse" in text
     assert "and messages go from source to target alone: --undirected adds the reverses" in text
 
 
@@ -402,13 +441,29 @@ def test_errors_name_what_was_typed(tmp_path, capsys):
     (tmp_path / "edges.csv").write_text("source,target\n0,1\n1,0\n")
     tables = str(tmp_path / "edges.csv")
     for command, text in {
-        ("plan", "nowhere"): "gas plan: error: 'graph' is 'nowhere', expected one of ",
+        ("plan", "nowhere"): "gas plan: error: GRAPH is 'nowhere', expected one of ",
         ("partition", tables, "--method", "no"): "gas partition: error: --method is 'no', expected",
         ("import", tables, "g", "--dtype", "int9"): "gas import: error: --dtype is int9, expected",
-        ("import", tables, f"{tables}/g"): f"gas import: error: {tables}/g: 'out' is a folder that",
+        ("bench", tables, "--json", str(tmp_path)): f"--json is {tmp_path}, which is a folder",
+        ("predict", "no", "--out", f"{tables}/x.csv"): f"error: {tables}/x.csv: Not a directory",
+        ("report", "no", "--out", str(tmp_path)): f"--out is {tmp_path}, which is a folder: name a",
+        ("import", tables, f"{tables}/g"): f"gas import: error: {tables}/g: OUT is a folder that",
     }.items():
         with pytest.raises(SystemExit, match=text):
             main([*command])
+
+
+@pytest.mark.parametrize("command", ["import", "partition"])
+def test_infinite_features_are_accepted_as_errors_say(tmp_path, command):
+    (tmp_path / "g").mkdir()
+    np.save(tmp_path / "g/x.npy", np.full((3, 2), np.inf, np.float32))
+    np.save(tmp_path / "g/edge_index.npy", np.array([[0, 1, 2, 1, 2, 0], [1, 2, 0, 0, 1, 2]]))
+    given = [command, str(tmp_path / "g"), str(tmp_path / "out")]
+    given += ["--num-parts", "1"] if command == "partition" else []
+    with pytest.raises(SystemExit, match="accept it by --no-check"):
+        main(given)
+    main([*given, "--no-check"])
+    assert gas.open_graph(tmp_path / "out").x.isinf().all()
 
 
 def test_plan_of_a_graph(capsys):
@@ -447,7 +502,7 @@ def test_the_graph_stands_first_in_every_command(tmp_path, capsys):
 
 
 def test_errors_are_one_line():
-    with pytest.raises(SystemExit, match="gas verify: error: 'folder' is 'nowhere', which has no"):
+    with pytest.raises(SystemExit, match="gas verify: error: RUN is 'nowhere', which has no"):
         main(["verify", "nowhere"])
 
 

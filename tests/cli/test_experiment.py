@@ -53,6 +53,25 @@ def test_every_model_learns(model, full_batch):
     assert again.test_acc == run.test_acc
 
 
+@pytest.mark.parametrize("model", ["gcn", "gat", "appnp"])
+@pytest.mark.parametrize("key", ["edge_type", "time"])
+def test_attributes_of_edges_have_no_effect(model, key):
+    """These models add self-loops, of which they have no rows."""
+    plain = graph()
+    data = plain.clone()
+    data[key] = torch.arange(data.num_edges)
+    options = {"changes": {"epochs": 1}, "keep_edges": False}
+    assert make(model, data, **options).run(0).loss == make(model, plain, **options).run(0).loss
+
+
+def test_r2_does_not_train_on_unknown_classes():
+    data = graph()
+    data.y[0] = -1
+    data.train_mask[0] = True
+    with pytest.raises(ValueError, match="'train_mask' holds 1 nodes with a target that is unkno"):
+        make(data=data, changes={"metric": "r2"})
+
+
 @pytest.mark.parametrize("refresh", ["none", "full", "layerwise"])
 @pytest.mark.parametrize("evaluation", ["full", "layerwise"])
 def test_refreshing(evaluation, refresh):

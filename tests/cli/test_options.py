@@ -15,6 +15,7 @@ from gas.cli.options import DENSE, _suggest_norm, explain_error
         ("'lr' is 'fast'", "--lr is 'fast'"),
         ("take lr=0.001", "take --lr 0.001"),
         ("undirected=True adds", "--undirected adds"),
+        ("accept it by check=False", "accept it by --no-check"),
         ("pass columns={'source': ...}", "pass --columns source=..."),
         ("say which, columns={'id': 'key'}", "say which, --columns id=key"),
         ("the column 'store' left out", "the column 'store' left out"),

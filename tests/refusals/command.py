@@ -14,6 +14,7 @@ import gas
 from gas.cli import Settings, main
 from gas.cli.graphs import warn_of_one_way_edges
 from gas.cli.hetero import HeteroExperiment
+from refusals import ring
 
 
 def run(t, *arguments):
@@ -118,6 +119,12 @@ def inductive(t):
     gas.cli.Experiment(data, out_channels, "sage", settings, inductive=True, log=False)
 
 
+def experiment(metric=None, **changes):
+    """Make an experiment on a ring of four nodes."""
+    settings = gas.cli.Settings.default("sage").replace(metric=metric)
+    gas.cli.Experiment(ring(**changes), 2, "sage", settings, log=False)
+
+
 def one_way(t):
     (t.path / "edges.csv").write_text("source,target\n0,1\n1,0\n2,0\n2,2\n")
     warn_of_one_way_edges(gas.datasets.import_graph(t.path / "edges.csv", t.path / "g", log=False))
@@ -161,6 +168,8 @@ CASES = {
     "gas train --metric, of other targets": lambda t: run(
         t, "train", "--dataset", "planted:60", "--metric", "roc_auc"
     ),
+    "Experiment, r2 of classes with names": lambda t: experiment(classes=["a", "b"], metric="r2"),
+    "Experiment, a single class": lambda t: experiment(y=torch.zeros(4, dtype=torch.long)),
     "Experiment, inductive with several splits": inductive,
     "Experiment, a mapped graph in too little memory": lambda t: limited(t, 1000),
     "Experiment, mini-batches in too little memory": lambda t: limited(t, 250_000),
@@ -183,5 +192,7 @@ CASES = {
     "a graph with lists in another order": lists_in_another_order,
     "an id of no node": lambda t: gas.load_run(trained(t)).predict(ids=["anna"]),
     "gas predict --out, no table": lambda t: run(t, "predict", "runs", "--out", "out.txt"),
+    "gas bench --json, a folder": lambda t: run(t, "bench", "planted:60", "--json", "."),
+    "gas predict --out, in a file": lambda t: run(t, "predict", "runs", "--out", "/dev/null/x.csv"),
     "gas import --columns, no role": lambda t: run(t, "import", "a", "b", "--columns", "payer"),
 }
