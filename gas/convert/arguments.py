@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from inspect import CO_VARARGS, CO_VARKEYWORDS
@@ -300,9 +301,12 @@ def wrap_global(net: Module) -> Module:
     """
     function: Any = type(net).forward
     code = getattr(function, "__code__", None)
-    if code is None or code.co_argcount != 1 or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
+    if code is None or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
         return net
-    found = [name for name in code.co_names if isinstance(function.__globals__.get(name), Data)]
+    if code.co_argcount != 1 or code.co_kwonlyargcount:
+        return net
+    names = {e.argval for e in dis.get_instructions(code) if e.opname == "LOAD_GLOBAL"}
+    found = [name for name in names if isinstance(function.__globals__.get(name), Data)]
     if len(found) != 1:
         return net
     return type(type(net).__name__, (_ReadsGlobal,), {"_variable": found[0]})(net)

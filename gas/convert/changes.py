@@ -82,11 +82,9 @@ class RefuseChanges(TorchDispatchMode):
         for frame, _ in traceback.walk_stack(None):
             given = list(frame.f_locals.values())
             layer = given[0] if frame.f_code.co_argcount and given else None  # "self", of a method.
-            is_call = frame.f_code in (
-                Module._call_impl.__code__,
-                Module._wrapped_call_impl.__code__,
-            )
-            if is_call or not isinstance(layer, Module) or layer is self._net:
+            before = frame.f_back  # A layer is called as one: other methods of it are followed.
+            is_called = before is not None and before.f_code is Module._call_impl.__code__
+            if not is_called or not isinstance(layer, Module) or layer is self._net:
                 continue
             is_layer = isinstance(layer, MessagePassing) and not isinstance(layer, self._opened)
             has = any(weight is each for each in layer.parameters())

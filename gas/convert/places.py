@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import dis
 import functools
 import sys
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,7 +21,11 @@ CONSTANT = "_tensor_constant"  # The prefix of the names of tensors that a trace
 # Attributes that aren't restored: forward doesn't set them, or eval_mode restores them.
 _OTHERS = ("training", "_parameters", "_modules")
 ATTRIBUTES_OF_TORCH = (*_OTHERS, "_buffers")
-MOST_SHARED = 1000  # Items of a global list or dictionary that is restored.
+MOST_SHARED = 10_000  # Items of the lists, dictionaries and tensors of a file that are restored.
+CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
+DEEPEST = 20  # Of containers in one another.
+# Globals that are set while a module is called, by other threads: not values of a computation.
+_SET_BY_OTHERS = (int, str, type, FunctionType, ModuleType)
 _CACHED = type(functools.cache(len))
 _LIBRARIES = ("torch", "torch_geometric")
 
@@ -129,19 +133,19 @@ def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
         (prefix, values, dict(values), _copy_contents(values, prefix.endswith(":")))
         for prefix, values in find_places(net)
     ]
-    _clear_caches(saved)
+    methods = _forget_cached(saved)
     try:
         yield changed
     finally:
-        _clear_caches(saved)
+        for values, key, value in methods:
+            values[key] = value
         for prefix, now, before, contents in saved:
-            stored = _stored_globals(now) if prefix.endswith(":") else None
             for key in [key for key in list(now) if key not in before]:
-                if not key.startswith(CONSTANT) and (stored is None or key in stored):
+                is_of_others = prefix.endswith(":") and isinstance(now[key], _SET_BY_OTHERS)
+                if not key.startswith(CONSTANT) and not is_of_others:
                     changed[prefix + key] = now.pop(key)
             for key, value in before.items():
-                is_kept = key in _OTHERS or not (stored is None or key in stored)
-                if not is_kept and now.get(key) is not value:
+                if key not in _OTHERS and now.get(key) is not value:
                     changed[prefix + key], now[key] = now.get(key), value
             for key, value, copied in contents:
                 if _has_changed(value, copied):
@@ -149,37 +153,18 @@ def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
                     _restore(value, copied[0])
 
 
-def _clear_caches(places: Sequence[tuple[str, Any, dict[str, Any], Any]]) -> None:
-    """Forget what ``functools.cache`` and ``lru_cache`` keep of functions of classes and files."""
-    for prefix, _, values, _ in places:
-        for value in values.values() if prefix.endswith(":") else ():
-            if isinstance(value, _CACHED):
-                value.cache_clear()
-
-
-def _stored_globals(values: MutableMapping[str, Any]) -> set[str] | None:
-    """Return the globals that functions of a file set, not what other threads set meanwhile.
-
-    ``None`` for the attributes of a class.
-    """
-    if not isinstance(values, dict):
-        return None
-    name, found = values.get("__name__"), set[str]()
-    functions = list(values.values())
-    for kind in values.values():
-        if isinstance(kind, type) and kind.__module__ == name:
-            functions += vars(kind).values()
-    for function in functions:
-        if isinstance(code := getattr(function, "__code__", None), CodeType):
-            found |= _stored_names(code)
+def _forget_cached(
+    places: Sequence[tuple[str, Any, dict[str, Any], Any]],
+) -> list[tuple[MutableMapping[str, Any], str, Any]]:
+    """Give methods by ``functools.cache`` and ``lru_cache`` an empty one; return the originals."""
+    found: list[tuple[MutableMapping[str, Any], str, Any]] = [
+        (values, key, value) for _, values, before, _ in places
+        if isinstance(values, _Attributes)
+        for key, value in before.items() if isinstance(value, _CACHED)
+    ]  # fmt: skip
+    for values, key, value in found:
+        values[key] = functools.lru_cache(**value.cache_parameters())(value.__wrapped__)
     return found
-
-
-@functools.cache
-def _stored_names(code: CodeType) -> set[str]:
-    found = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
-    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
-    return found.union(*map(_stored_names, inner))
 
 
 def _copy_contents(
@@ -188,19 +173,25 @@ def _copy_contents(
     """Copy tensors, and containers with what is in them; if they are shared, small ones alone."""
     found: list[tuple[str, Any, tuple[Any, int]]] = []
     seen: set[int] = set()
+    left = MOST_SHARED  # Items of shared containers that are looked at.
 
-    def add(key: str, value: Any) -> None:
-        if isinstance(value, SimpleNamespace):
+    def add(key: str, value: Any, depth: int = 0) -> None:
+        nonlocal left
+        if type(value) is SimpleNamespace:
             value = vars(value)
         is_tensor = type(value) is Tensor and not value.is_inference()
-        if id(value) in seen or not (is_tensor or isinstance(value, dict | list | set)):
+        if id(value) in seen or not (is_tensor or type(value) in CONTAINERS) or depth > DEEPEST:
             return
         seen.add(id(value))
-        if not are_shared or (value.numel() if is_tensor else len(value)) < MOST_SHARED:
+        if are_shared:
+            left -= value.numel() if is_tensor else len(value)
+        if left >= 0:
             found.append((key, value, _copy(value)))
             items = value.values() if isinstance(value, dict) else value
             for each in () if is_tensor else list(items):
-                add(key, each)
+                add(key, each, depth + 1)
+        elif are_shared:
+            left += value.numel() if is_tensor else len(value)
 
     for key, value in list(values.items()):
         if key not in ATTRIBUTES_OF_TORCH and not key.endswith("_hooks") and key[:2] != "__":

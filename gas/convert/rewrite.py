@@ -268,9 +268,12 @@ def find_own_norms(net: GraphModule) -> set[Module]:
     own: set[Module] = set()
     others: set[Module] = set()
     for node in net.graph.nodes:
-        if isinstance(module := get_module(net, node), NORMS):
-            (own if node in before else others).add(module)
-    return own - others
+        module = get_module(net, node)
+        if node in before and isinstance(module, NORMS):
+            own.add(module)
+        elif module is not None:
+            others.update(module.modules())
+    return {norm for norm in own if others.isdisjoint(norm.modules())}
 
 
 def dropout_rates(net: Module, pulls: Sequence[Node]) -> dict[Node, float]:

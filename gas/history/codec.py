@@ -58,13 +58,13 @@ class Codec:
         """Return the bytes of a stored row of ``width`` values."""
         return self.columns(width) * self.dtype.itemsize
 
-    def cast(self, x: Tensor, first_row: int = 0, name: str = "'x'") -> Tensor:
+    def cast(self, x: Tensor, first_row: int = 0, name: str = "") -> Tensor:
         """Cast rows to the type that is encoded.
 
         Args:
             x: The rows, of shape ``[n, ...]``.
             first_row: The number of the first. (default: ``0``)
-            name: What errors call the rows, such as their file. (default: ``"'x'"``)
+            name: What errors call the rows, such as their file; ``'x'`` without. (default: ``""``)
 
         Raises:
             ValueError: If a finite value becomes infinite, naming it.
@@ -77,8 +77,8 @@ class Codec:
             at = f", column {', '.join(map(str, column))}" if column else ""
             wider = ", or store them as float32" if bool(value.float().isfinite()) else ""
             raise ValueError(
-                f"{name} holds {float(value):g} in row {first_row + row}{at}, but {self} ends at "
-                f"{torch.finfo(values.dtype).max:g}: scale the features{wider}"
+                f"{name or repr('x')} holds {float(value):g} in row {first_row + row}{at}, but "
+                f"{self} ends at {torch.finfo(values.dtype).max:g}: scale the features{wider}"
             )
         return values.float() if self.name in transfer.CODECS else values
 

@@ -200,6 +200,7 @@ def _find_batch_norm(norm: Module | None, x: Tensor) -> BatchNorm1d | None:
         return None
     state = (found.weight, found.bias, found.running_mean, found.running_var)
     is_alike = all(each.dtype == x.dtype for each in state if each is not None)
+    is_alike &= (found.running_mean is None) == (found.running_var is None)
     is_matrix = x.dim() == 2 and x.size(0) > 1 and x.size(1) == found.num_features
     return found if is_matrix and is_alike else None
 

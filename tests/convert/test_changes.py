@@ -265,3 +265,88 @@ def test_a_file_without_a_path_has_no_files_beside_it(monkeypatch):
         return net.b(h, edge_index)
 
     gas.to_scalable(net_of(drop), random_graph())
+
+
+KEPT: torch.Tensor | None = None
+
+
+class KeepsGlobally(OfAnotherKind):
+    """A model with methods that set a global, of which a decorator hides the code."""
+
+    @torch.no_grad()
+    def decorated(self, x, edge_index):
+        global KEPT
+        if KEPT is None:
+            KEPT = degrees(x, edge_index)
+        return KEPT
+
+    @staticmethod
+    def static(x, edge_index):
+        if "MADE_IN_FORWARD" not in globals():
+            globals()["MADE_IN_FORWARD"] = degrees(x, edge_index)
+        return globals()["MADE_IN_FORWARD"]
+
+    def forward(self, x, edge_index):
+        scale = self.decorated(x, edge_index) + self.static(x, edge_index)
+        return self.b(self.a(x, edge_index) * scale, edge_index)
+
+
+def test_globals_that_any_method_sets_are_restored():
+    gas.to_scalable(KeepsGlobally(), random_graph())
+    assert KEPT is None
+    assert "MADE_IN_FORWARD" not in globals()
+
+
+@functools.lru_cache
+def table():
+    return torch.randn(8)
+
+
+def test_functions_of_a_file_keep_what_they_remember():
+    before = table()
+    check(net_of(lambda net, x, e: net.b(net.a(x, e) * table(), e)), random_graph(), of_x)
+    assert table() is before
+
+
+class Frozen(dict):
+    def __setitem__(self, key, value):
+        raise TypeError("frozen")
+
+
+class NoCopy(list):
+    def __copy__(self):
+        raise TypeError("can't be copied")
+
+
+FROZEN, NO_COPY, DEEP = Frozen(a=1), NoCopy([1, 2]), []
+for _ in range(3000):
+    DEEP = [DEEP]
+
+
+def test_other_globals_are_left_alone():
+    check(net_of(lambda net, x, e: net.b(net.a(x, e), e)), random_graph(), of_x)
+
+
+def test_changes_by_a_method_of_a_part_are_refused():
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(8, 8)
+
+        def clamp(self, h):
+            with torch.no_grad():
+                torch._foreach_clamp_max_([self.lin.weight], 100.0)
+            return self.lin(h)
+
+    net = net_of(lambda net, x, e: net.b(net.part.clamp(net.a(x, e)), e), part=Part())
+    with pytest.raises(ValueError, match=r"' changes 'part.lin.weight' of the module"):
+        gas.to_scalable(net, random_graph())
+
+
+def test_keyword_parameters_are_no_global_graph(monkeypatch):
+    class Net(OfAnotherKind):
+        def forward(self, *, x, edge_index):
+            return self.b(self.a(x.data, edge_index), edge_index)
+
+    monkeypatch.setitem(globals(), "data", random_graph())
+    gas.to_scalable(Net(), random_graph())
