@@ -24,8 +24,8 @@ ATTRIBUTES_OF_TORCH = (*_OTHERS, "_buffers")
 MOST_SHARED = 10_000  # Items of the lists, dictionaries and tensors of a file that are restored.
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
 DEEPEST = 20  # Of containers in one another.
-# Globals that are set while a module is called, by other threads: not values of a computation.
-_SET_BY_OTHERS = (int, str, type, FunctionType, ModuleType)
+# New globals that stay, as other threads import or define them meanwhile: no values of a call.
+_DEFINITIONS = (type, FunctionType, ModuleType)
 _CACHED = type(functools.cache(len))
 _LIBRARIES = ("torch", "torch_geometric")
 
@@ -141,8 +141,8 @@ def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
             values[key] = value
         for prefix, now, before, contents in saved:
             for key in [key for key in list(now) if key not in before]:
-                is_of_others = prefix.endswith(":") and isinstance(now[key], _SET_BY_OTHERS)
-                if not key.startswith(CONSTANT) and not is_of_others:
+                is_defined = prefix.endswith(":") and isinstance(now[key], _DEFINITIONS)
+                if not key.startswith(CONSTANT) and not is_defined:
                     changed[prefix + key] = now.pop(key)
             for key, value in before.items():
                 if key not in _OTHERS and now.get(key) is not value:
@@ -183,15 +183,14 @@ def _copy_contents(
         if id(value) in seen or not (is_tensor or type(value) in CONTAINERS) or depth > DEEPEST:
             return
         seen.add(id(value))
-        if are_shared:
-            left -= value.numel() if is_tensor else len(value)
-        if left >= 0:
-            found.append((key, value, _copy(value)))
-            items = value.values() if isinstance(value, dict) else value
-            for each in () if is_tensor else list(items):
-                add(key, each, depth + 1)
-        elif are_shared:
-            left += value.numel() if is_tensor else len(value)
+        size = (value.numel() if is_tensor else len(value)) if are_shared else 0
+        if size > left:
+            return
+        left -= size
+        found.append((key, value, _copy(value)))
+        items = value.values() if isinstance(value, dict) else value
+        for each in () if is_tensor else list(items):
+            add(key, each, depth + 1)
 
     for key, value in list(values.items()):
         if key not in ATTRIBUTES_OF_TORCH and not key.endswith("_hooks") and key[:2] != "__":

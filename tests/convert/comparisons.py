@@ -123,3 +123,22 @@ def with_edge_attr():
 
 def of_edge_attr(net, data):
     return net(data.x, data.edge_index, data.edge_attr)
+
+
+def net_of(function, **attributes):
+    """Return a module whose forward is ``function(self, x, edge_index)``."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.lin = SAGEConv(5, 8), SAGEConv(8, 3), nn.Linear(5, 3)
+            self.c = GCNConv(5, 8, normalize=False)
+            self.d = GCNConv(8, 3, normalize=False)
+
+        def forward(self, x, edge_index):
+            return function(self, x, edge_index)
+
+    net = Net()
+    for name, value in attributes.items():
+        setattr(net, name, value)
+    return net

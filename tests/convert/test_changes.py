@@ -8,6 +8,7 @@ import threading
 import time
 import types
 
+import comparisons
 import numpy as np
 import pytest
 import torch
@@ -22,19 +23,9 @@ import gas
 
 
 def net_of(function, **attributes):
-    """Return a module whose forward is ``function(self, x, edge_index)``."""
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.lin = pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3), nn.Linear(5, 3)
-
-        def forward(self, x, edge_index):
-            return function(self, x, edge_index)
-
-    net = Net()
-    for name, value in attributes.items():
-        setattr(net, name, value)
+    """Return a module of a class of this file, whose globals conversion then looks at."""
+    net = comparisons.net_of(function, **attributes)
+    net.__class__ = type("Net", (type(net),), {"__module__": __name__})
     return net
 
 
@@ -199,7 +190,7 @@ def test_values_that_are_kept_of_parameters_are_refused():
 
 
 class Remembers(OfAnotherKind):
-    @functools.lru_cache  # noqa: B019
+    @functools.lru_cache  # noqa: B019 (it keeps the model alive, as a user's would)
     def scale(self):
         return self.b.lin_l.weight.detach().mean()
 
@@ -242,7 +233,7 @@ def test_branches_by_a_generator_of_a_file_are_refused():
             gas.to_scalable(net_of(skip_at_random), random_graph())
 
 
-def test_globals_that_other_threads_set_stay():
+def test_what_other_threads_define_stays():
     def convert():
         gas.to_scalable(net_of(keep_in_order), random_graph())
 
@@ -250,10 +241,23 @@ def test_globals_that_other_threads_set_stay():
     thread.start()
     names = []
     while thread.is_alive():
-        names.append(f"set_meanwhile_{len(names)}")
-        globals()[names[-1]] = 1
-        time.sleep(1e-4)
+        names.append(f"defined_meanwhile_{len(names)}")
+        globals()[names[-1]] = convert
+        time.sleep(1e-4)  # Between others of the conversion's steps, which takes some 50 ms.
     assert all(globals().pop(name, None) for name in names)
+
+
+def divide_by_the_first_size(net, x, edge_index):
+    if "FIRST_SIZE" not in globals():
+        globals()["FIRST_SIZE"] = x.size(0)
+    return net.b(net.a(x, edge_index) / globals()["FIRST_SIZE"], edge_index)
+
+
+def test_numbers_that_become_globals_are_no_part_of_the_model():
+    """Nor of the module, whose own graph has another size than the small ones."""
+    with pytest.raises(ValueError, match="isn't exact on mini-batches"):
+        gas.to_scalable(net_of(divide_by_the_first_size), random_graph())
+    assert "FIRST_SIZE" not in globals()
 
 
 def test_a_file_without_a_path_has_no_files_beside_it(monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
-from comparisons import check, check_gradients, of_x
+from comparisons import check, check_gradients, net_of, of_x
 from conftest import random_graph
 from torch import nn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -17,25 +17,6 @@ from torch_geometric.utils import degree, scatter
 
 import gas
 from gas.convert.places import keep_attributes
-
-
-def net_of(function, **attributes):
-    """Return a module whose forward is ``function(self, x, edge_index)``."""
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.lin = pyg.SAGEConv(5, 8), pyg.SAGEConv(8, 3), nn.Linear(5, 3)
-            self.c = pyg.GCNConv(5, 8, normalize=False)
-            self.d = pyg.GCNConv(8, 3, normalize=False)
-
-        def forward(self, x, edge_index):
-            return function(self, x, edge_index)
-
-    net = Net()
-    for name, value in attributes.items():
-        setattr(net, name, value)
-    return net
 
 
 def normalise_once(net, x, edge_index):
