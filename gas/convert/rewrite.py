@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
@@ -20,14 +19,13 @@ from gas.convert.matrices import matrix_error
 from gas.convert.modes import TRAINING
 from gas.convert.scope import dropout, pull, with_own
 from gas.convert.trace import get_module, is_dropout
-from gas.nn import Dropout, has_hooks, relu_dropout
+from gas.nn import BATCH_NORMS, Dropout, has_hooks, relu_dropout
 
 COMPARISONS = (
     operator.getitem, operator.invert, operator.and_, operator.or_, operator.lt, operator.gt,
     operator.le, operator.ge, operator.eq, operator.ne,
 )  # fmt: skip
 RELUS = (torch.relu, torch.relu_, torch.nn.functional.relu, "relu", "relu_")
-NORMS = (torch.nn.BatchNorm1d, pyg.BatchNorm)
 COPIES = ("to", "long", "contiguous", "clone", "cpu", "cuda", "detach")
 
 
@@ -269,7 +267,7 @@ def find_own_norms(net: GraphModule) -> set[Module]:
     others: set[Module] = set()
     for node in net.graph.nodes:
         module = get_module(net, node)
-        if node in before and isinstance(module, NORMS):
+        if node in before and isinstance(module, BATCH_NORMS):
             own.add(module)
         elif module is not None:
             others.update(module.modules())
@@ -327,10 +325,10 @@ def drop_in_one_pass(net: GraphModule, rates: Mapping[Node, float]) -> Graph:
         relu, pulled, dropped = (made[each] for each in (node.prev, node, node.next))
         given = relu.all_input_nodes[0]
         with graph.inserting_before(relu):
-            is_norm = isinstance(get_module(net, given), NORMS) and len(given.all_input_nodes) == 1
-            if is_norm and list(given.users) == [given.next]:
+            rows, is_norm = given.all_input_nodes, isinstance(get_module(net, given), BATCH_NORMS)
+            if is_norm and len(rows) == 1 and list(given.users) == [given.next]:
                 norm = graph.get_attr(str(given.target))
-                both = graph.call_function(relu_dropout, (given.all_input_nodes[0], p, norm))
+                both = graph.call_function(relu_dropout, (rows[0], p, norm))
             else:
                 both = graph.call_function(relu_dropout, (given, p))
             kept, own = (graph.call_function(operator.getitem, (both, i)) for i in range(2))

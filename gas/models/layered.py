@@ -141,7 +141,7 @@ class LayeredGNN(ScalableGNN):
         ]
 
     def reset_parameters(self) -> None:
-        """Draw new weights and forgets the histories."""
+        """Draw new weights and clear the histories."""
         super().reset_parameters()
         for module in (*self.lins, *self.convs, *self.bns):
             reset(module)

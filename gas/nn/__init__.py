@@ -4,7 +4,7 @@ from gas.graph import Adjacency
 from gas.nn.attention import GATConv, check_dropout, gat_attention
 from gas.nn.attention_v2 import GATv2Conv, gatv2_attention
 from gas.nn.conv import FusedConv, apply_rowwise
-from gas.nn.dropout import Dropout, dropout, relu_dropout
+from gas.nn.dropout import BATCH_NORMS, Dropout, dropout, relu_dropout
 from gas.nn.edge_conv import EdgeConv, edge_conv
 from gas.nn.explained import Masks, forget_masks, prepare_layers, show_embeddings
 from gas.nn.fuse import fuse
@@ -26,6 +26,7 @@ from gas.nn.weights import Neighbours, check_weights
 
 __all__ = [
     "Adjacency",
+    "BATCH_NORMS",
     "BY_TIME",
     "Dropout",
     "EdgeConv",

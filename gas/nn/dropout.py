@@ -23,7 +23,7 @@ from gas.native import (
 from gas.native import relu_dropout as relu_and_drop
 from gas.nn.sparse_features import check_layout, has_hooks, replace_values
 
-NORMS = (BatchNorm1d, pyg.BatchNorm)
+BATCH_NORMS = (BatchNorm1d, pyg.BatchNorm)
 
 
 class _Dropout(torch.autograd.Function):
@@ -191,7 +191,7 @@ def relu_dropout(x: Tensor, p: float, norm: Module | None = None) -> tuple[Tenso
 
 def _find_batch_norm(norm: Module | None, x: Tensor) -> BatchNorm1d | None:
     """Return the batch norm that is all that a module does to ``x``, by its own statistics."""
-    if norm is None or type(norm) not in NORMS:
+    if norm is None or type(norm) not in BATCH_NORMS:
         return None
     found = norm.module if isinstance(norm, pyg.BatchNorm) else norm
     if type(found) is not BatchNorm1d or not found.training:
