@@ -163,26 +163,18 @@ class LayeredGNN(ScalableGNN):
         outs = [first()] if self.jumping_knowledge else []
         h = self._drop_rows(0, start)  # Between layers Rows, where they take them.
         in_one_pass = self._drops_in_one_pass(graph)
-        for layer in range(self.num_layers):
-            is_last, dropped = layer == self.num_layers - 1, None
-            if in_one_pass and not is_last:
-                if self._own_norms() and not self.residual:
-                    h = first_rows(self._conv(layer, h, first, graph), graph.batch_size)
-                    h, dropped = relu_dropout(h, self.dropout, self.bns[layer])
-                else:
-                    h = self._layer(layer, h, first, graph)
-                    h, dropped = relu_dropout(h, self.dropout)
-            else:
-                h = self._activate(layer, self._layer(layer, h, first, graph))
+        for layer, history in enumerate(self.histories):
+            h, dropped = self._hidden_layer(layer, h, first, graph, in_one_pass)
             if self.jumping_knowledge:
                 outs.append(h)
-            if not is_last:
-                h = self.push_and_pull(self.histories[layer], h, *args, rows=graph.supports_rows)
-                if dropped is None:
-                    h = self._drop_rows(layer + 1, h)
-                else:
-                    h = replace(h, own=dropped) if isinstance(h, Rows) else dropped
-        return self._end(torch.cat(outs, dim=-1) if self.jumping_knowledge else h)
+            h = self.push_and_pull(history, h, *args, rows=graph.supports_rows)
+            if dropped is None:
+                h = self._drop_rows(layer + 1, h)
+            else:
+                h = replace(h, own=dropped) if isinstance(h, Rows) else dropped
+        last = self.num_layers - 1
+        h = self._activate(last, self._layer(last, h, first, graph))
+        return self._end(torch.cat([*outs, h], dim=-1) if self.jumping_knowledge else h)
 
     def forward_layer(
         self,
@@ -252,6 +244,22 @@ class LayeredGNN(ScalableGNN):
         if not self.lins:
             return x
         return apply_rowwise(self.lins[0], self._drop(x, self.drop_input)).relu()
+
+    def _hidden_layer(
+        self,
+        layer: int,
+        x: Tensor | Rows,
+        first: Callable[[], Tensor],
+        graph: Neighbours,
+        in_one_pass: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute a layer's rows to push, and these after dropout if one pass computes both."""
+        if not in_one_pass:
+            return self._activate(layer, self._layer(layer, x, first, graph)), None
+        if not self._own_norms() or self.residual:
+            return relu_dropout(self._layer(layer, x, first, graph), self.dropout)
+        h = first_rows(self._conv(layer, x, first, graph), graph.batch_size)
+        return relu_dropout(h, self.dropout, self.bns[layer])
 
     def _layer(
         self, layer: int, x: Tensor | Rows, first: Callable[[], Tensor], graph: Neighbours
