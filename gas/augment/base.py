@@ -103,7 +103,7 @@ class Augmentation(Resumable, BaseTransform):
         Raises:
             ValueError: If a mask is that of another graph, or drops every node.
         """
-        self._set_state(self._read_masks(edge_mask, node_mask))
+        self._set_state(self._state_of_masks(edge_mask, node_mask))
         self._previous = self._current
 
     def _keep_all(self) -> GraphState:
@@ -113,8 +113,8 @@ class Augmentation(Resumable, BaseTransform):
         nodes = torch.ones(self.units.num_nodes, dtype=torch.bool, device=device)
         return GraphState(self.units, edges, nodes)
 
-    def _read_masks(self, edge_mask: Tensor | None, node_mask: Tensor | None) -> GraphState:
-        """Check masks that the user gives."""
+    def _state_of_masks(self, edge_mask: Tensor | None, node_mask: Tensor | None) -> GraphState:
+        """Return the state that the user's masks keep, after they were checked."""
         view = self._keep_all()
         edges = view.edges if edge_mask is None else self.units.gather(edge_mask)
         nodes = view.node_mask

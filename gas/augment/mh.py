@@ -185,7 +185,7 @@ class MHAug(Augmentation):
 
     def delta(self, edge_mask: Tensor, node_mask: Tensor) -> Tensor:
         """Return the changes of each node's ego-graph, by edges and nodes, of shape ``[N, 2]``."""
-        return self._target.delta(self._read_masks(edge_mask, node_mask))
+        return self._target.delta(self._state_of_masks(edge_mask, node_mask))
 
     def log_prob(self, edge_mask: Tensor, node_mask: Tensor) -> Tensor:
         """Compute the target's ``log P`` of a state, up to a constant, of shape ``[]``, float64.
@@ -197,7 +197,7 @@ class MHAug(Augmentation):
         Raises:
             ValueError: If a mask is that of another graph, or drops every node.
         """
-        view = self._read_masks(edge_mask, node_mask)
+        view = self._state_of_masks(edge_mask, node_mask)
         return self._state_of(view, _count_dropped(view)).log_p
 
     def update_entropy(self, logits: Tensor, n_id: Tensor | None = None) -> None:

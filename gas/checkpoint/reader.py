@@ -94,7 +94,7 @@ class CheckpointReader:
                 "is damaged"
             ) from error
         if random_state:
-            self._check_random()
+            self._check_random_states()
         saved = self.values["objects"]
         given = {**objects, **({} if optimizer is None else {"optimizer": optimizer})}
         if loader is not None:
@@ -133,7 +133,7 @@ class CheckpointReader:
         if model is not None:
             weights = self._weights_for(model)
             if histories and isinstance(model, stored.MODELS):
-                restores = self._histories_for(model, num_rows)
+                restores = self._find_restores(model, num_rows)
         saved = self.values["objects"]
         for name, value in (("optimizer", optimizer), ("loader", loader), *objects.items()):
             given = saved.get(name) if name in objects else self.values[name]
@@ -164,8 +164,8 @@ class CheckpointReader:
                 )
         return {name: file.read(name) for name in file}
 
-    def _histories_for(self, model: ScalableGNN | HeteroModel, num_rows: int | None) -> Restores:
-        """Return functions that restore each history, and check that they fit the model."""
+    def _find_restores(self, model: ScalableGNN | HeteroModel, num_rows: int | None) -> Restores:
+        """Return a function that restores each history, after a check that they fit the model."""
         found: dict[str, Any] = self.manifest["histories"]
         each = dict(enumerate(model.histories))
         names = {f"history_{number}": number for number in each}
@@ -194,7 +194,8 @@ class CheckpointReader:
         self._check_named(*(file.path.name for file in reading.files))
         return reading
 
-    def _check_random(self) -> None:
+    def _check_random_states(self) -> None:
+        """Raise ``CheckpointError`` if the saved random states can't be restored."""
         try:
             check_rng_states(self.values["random"])
         except Exception as error:  # The generators may raise any error.

@@ -189,7 +189,7 @@ class TensorFile:
         return out
 
     def blocks(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """Yield a tensor in blocks of rows, with the first row; blocks share one buffer."""
+        """Yield blocks of a tensor's rows, after the first row's index; they share a buffer."""
         dtype, shape = self.dtype_and_shape(name)
         row_bytes = max(1, math.prod(shape[1:]) * dtype.itemsize)
         buffer = torch.empty(max(1, min(shape[0], BLOCK // row_bytes)), *shape[1:], dtype=dtype)

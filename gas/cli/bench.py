@@ -129,7 +129,7 @@ class Bench:
         }
 
     def measure(self, repeats: int) -> dict[str, Measured]:
-        """Train for so many epochs in each way, in turn, and return what was measured.
+        """Measure ``repeats`` epochs of each way of training, in turn.
 
         One epoch before warms up. Memory and phases are measured in two epochs of their own. After
         Ctrl-C there are the epochs that ended before.

@@ -258,7 +258,7 @@ def predict(
 
 
 def verify(run: Path, /) -> None:
-    """Compare mini-batches of a run's model with the uncut graph.
+    """Compare the outputs of a run's model on mini-batches with those on the whole graph.
 
     Args:
         run: The folder of the run.

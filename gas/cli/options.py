@@ -312,7 +312,7 @@ def _is_mapped(args: Options) -> bool:
 
 
 def describe_graph(args: Options) -> dict[str, Any]:
-    """Describe how the graph was opened, so that a later command opens one likewise."""
+    """Return the options that the graph was opened with, for a later command to open it again."""
     path = Path(args.dataset)
     return {
         "path": str(path.resolve()) if path.exists() else None,

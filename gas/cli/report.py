@@ -92,7 +92,7 @@ def _finite_or_none(value: float) -> float | None:
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Return mean, sample standard deviation (0 for one run) and values; null if not finite."""
+    """Return mean, sample standard deviation (0 of one run) and values, ``None`` if not finite."""
     mean = statistics.fmean(values)
     std = statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else mean - mean
     return {

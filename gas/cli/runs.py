@@ -115,7 +115,7 @@ class SavedRun:
                     store.x = _order_features(store.x, names, found)
         nodes = self._find_targets(data)
         if path is not None:
-            self._adopt_targets(data, nodes)
+            self._convert_targets(data, nodes)
         else:
             self._set_kind_of_targets(data, nodes)
         features = self.metrics["features"]
@@ -152,8 +152,8 @@ class SavedRun:
         if is_real and nodes.y.dim() == 1 and not nodes.y.is_floating_point():
             set_real_targets(data, nodes)
 
-    def _adopt_targets(self, data: Any, nodes: Any) -> None:
-        """Give another graph targets of the kind of the training, and the training's classes.
+    def _convert_targets(self, data: Any, nodes: Any) -> None:
+        """Convert another graph's targets to the type, shape and classes of the training.
 
         Those that it lacks, and classes that the training doesn't have, are unknown. Masks that
         were drawn at random are left out.

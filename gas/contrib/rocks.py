@@ -75,7 +75,7 @@ class RocksStore(gas.history.Store):
                 to[first : first + len(keys)] = block.view(len(keys), size)
 
     def write(self, index: Tensor, rows: Tensor) -> None:
-        """See :class:`gas.history.Store`."""
+        """Write rows into the database, a key each; see :class:`gas.history.Store`."""
         from rocksdict import WriteBatch
 
         self._check_process()

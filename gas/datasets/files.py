@@ -96,7 +96,7 @@ def _plain_dict(*_: object) -> dict[object, object]:
 
 @contextlib.contextmanager
 def _safe_globals() -> Iterator[None]:
-    """Allow ``torch.load`` to create the types of graphs in this context."""
+    """Let ``torch.load(weights_only=True)`` load PyG's types of graphs in this context."""
     before = torch.serialization.get_safe_globals()
     others = [known for known in before if known is not defaultdict]
     torch.serialization.clear_safe_globals()

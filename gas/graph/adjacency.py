@@ -169,7 +169,7 @@ class Adjacency:
 
     @property
     def uses(self) -> Uses:
-        """Return which structures layers have requested."""
+        """Return what layers have asked for: the transpose, self-loops, selections of edges."""
         known, looped = self._structure.known, self._structure.with_self_loops
         columns = 0 if known is None else known[1]
         return Uses(

@@ -225,7 +225,7 @@ def layout_of(adj: Any, name: str = "adj") -> Layout:
 
 
 def find_layout(name: str) -> Layout:
-    """Return the layout of a name."""
+    """Return the layout of adjacencies called ``name``."""
     if name not in _MADE:
         raise ValueError(f"'layout' is {name!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
     if name == "sparse_tensor" and not WITH_TORCH_SPARSE:

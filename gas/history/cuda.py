@@ -111,7 +111,9 @@ class CudaLink(HostLink):
         self._users: set[torch.cuda.Stream] = set()  # Of a table on the device.
         self._last: dict[str, torch.cuda.Event] = {}  # The last pull and push over the bus.
         if self.on_device:
-            self._use(torch.cuda.current_stream(device))  # The table was made on this stream.
+            self._follow_users(
+                torch.cuda.current_stream(device)
+            )  # The table was made on this stream.
         if over_bus:
             # Without a reference, the memory of a table may be freed at once.
             done = weakref.finalize(self, _wait_for, self._last, self.store.table)
@@ -128,10 +130,10 @@ class CudaLink(HostLink):
         """See :meth:`HostLink.note_changes`: the next transfer waits for the current stream."""
         self._is_behind = True
         if self.on_device:
-            self._use(torch.cuda.current_stream(self.device))
+            self._follow_users(torch.cuda.current_stream(self.device))
 
-    def _use(self, stream: torch.cuda.Stream) -> None:
-        """Make a stream wait for the other streams that have used the table on the device."""
+    def _follow_users(self, stream: torch.cuda.Stream) -> None:
+        """Make a stream wait for all others that have used the device's table, and note it."""
         for other in self._users - {stream}:
             stream.wait_stream(other)
         if stream not in self._users:
@@ -153,7 +155,7 @@ class CudaLink(HostLink):
         if not self.on_device or self.engine.io == "none" or self._dtype != dtype:
             return None
         current = torch.cuda.current_stream(self.device)
-        self._use(current)
+        self._follow_users(current)
         return self.store.table, self.streams.copy_ids(index, current, copies)
 
     @property
@@ -170,7 +172,7 @@ class CudaLink(HostLink):
         own: Tensor | None = None,
         copies: Copies | None = None,
     ) -> Pull:
-        """See :meth:`HostLink.pull`; the result is on the device."""
+        """Start to read rows into a tensor on the device; arguments as in :meth:`HostLink.pull`."""
         codec = () if dtype == self._dtype else self._codec
         out_dtype = torch.float32 if codec else self._dtype
         stream = torch.cuda.current_stream(self.device) if self.on_device else self.streams.pulls
@@ -188,7 +190,7 @@ class CudaLink(HostLink):
             return Pull(self.engine, ticket, out, event)
         ids = self.streams.copy_ids(index, stream, copies)
         if self.on_device:
-            self._use(stream)
+            self._follow_users(stream)
         else:
             self._follow(stream, "push")
         with torch.cuda.stream(stream):
@@ -229,7 +231,7 @@ class CudaLink(HostLink):
             stream.wait_stream(current)
         ids = self.streams.copy_ids(where, stream, None) if isinstance(where, Tensor) else None
         if self.on_device:
-            self._use(stream)
+            self._follow_users(stream)
         else:
             self._follow(stream, "pull")
         # The version counter of the table counts changes by the caller only, not pushes.

@@ -71,7 +71,7 @@ class Encoded(Tensor):
 
     @staticmethod
     def of(store: Store, codec: Codec, width: int, kind: str | StoreFactory) -> Encoded:
-        """Make a matrix of stored rows.
+        """Wrap a store of encoded rows as a float matrix.
 
         Args:
             store: The rows.

@@ -295,7 +295,7 @@ class BatchPulls:
         return Rows(own, stored)
 
     def _pull(self, history: RowTable, correct: Correct | None = None) -> Tensor:
-        """Pull the rows of the halo from a history, behind space for the batch's own."""
+        """Return a history's rows of the halo, with space in front for the batch's own."""
         if self._copies.get(history):
             return self._copies[history].pop()
         pull = self._started.get(history)

@@ -356,7 +356,10 @@ class BatchCutter:
         data.adj_t = self._layout.make(rowptr, col, value, num_cols)
 
     def _tag_ids(self, batch: SubData) -> SubData:
-        """Set attributes of the node ids; tensors from a worker process would lose them."""
+        """Attach the graph's size, shard and random state to ``n_id``, in the main process.
+
+        A tensor that comes from a worker process has lost such attributes.
+        """
         setattr(batch.n_id, GRAPH_SIZE, self.num_nodes)
         if self.shard is not None:
             setattr(batch.n_id, SHARD, self.shard)

@@ -176,7 +176,7 @@ SubgraphLoader._hetero_class = HeteroLoader  # SubgraphLoader.__new__ makes one.
 
 
 def _to_homogeneous(data: HeteroData, types: Any, parts: Tensor) -> tuple[Data, Tensor]:
-    """Return a homogeneous graph, its nodes sorted by part, then by type, and its parts."""
+    """Return a homogeneous graph, nodes sorted by part, then by type, and where parts begin."""
     edges = to_homogeneous_edges(data, types)
     sizes = parts.diff()
     part = torch.cat([torch.repeat_interleave(size) for size in sizes])

@@ -63,7 +63,7 @@ class LazyRows:
             )
 
     def read(self, pinned: bool = False) -> Tensor:
-        """Gather the rows, of shape ``[n, ...]``, once.
+        """Gather the rows, of shape ``[n, ...]``, and keep them for later calls.
 
         Args:
             pinned: Whether to gather plain rows in host memory into pinned memory.

@@ -127,7 +127,7 @@ class PartSampler(Sampler[int]):
         return self._num_first + self._num_others
 
     def __iter__(self) -> Iterator[int]:
-        self._apply_reports()
+        self._update_losses()
         first, others = self._first, self._others
         shuffled = first[torch.randperm(first.numel(), generator=self.generator)]
         if self.by == "staleness":
@@ -189,7 +189,7 @@ class PartSampler(Sampler[int]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: drawn parts, their probabilities, and losses."""
-        self._apply_reports()
+        self._update_losses()
         return {
             **self._settings(),
             "drawn": self._drawn,
@@ -291,8 +291,8 @@ class PartSampler(Sampler[int]):
             return torch.ones(self.num_parts, dtype=torch.double)
         return (1 - MIN_SHARE) * score / total + MIN_SHARE / self._first.numel()
 
-    def _apply_reports(self) -> None:
-        """Update the running losses by the reported ones."""
+    def _update_losses(self) -> None:
+        """Update each part's moving average of losses by those that were reported."""
         for parts, losses in self._reported:
             rows = losses.double().cpu().split(self.labelled[parts].tolist())
             for part, loss in zip(parts.tolist(), rows, strict=True):

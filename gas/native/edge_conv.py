@@ -45,7 +45,7 @@ def edge_conv(
 def edge_conv_backward(
     m: Matrix, target: Tensor, source: Tensor, activation: str, parameter: float, grad: Tensor
 ) -> Tensor:
-    """Return the gradient of :func:`edge_conv` towards ``source``, given that of the sums."""
+    """Return the gradient of :func:`edge_conv` towards ``source``; ``grad``: its output's."""
     if not native.has_kernels(target, source, m.col):
         return _edge_conv_backward_torch(m, target, source, activation, parameter, grad)
     out = torch.empty_like(source)

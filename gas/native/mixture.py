@@ -86,7 +86,9 @@ def backward(
     keep_pseudo: bool,
     transposed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of a mixture; that of a weight is ``<own[row], other[col]>``.
+    """Return the gradients of Gaussian mixture weights, as of ``GMMConv``.
+
+    The gradient towards a weight is ``<own[row], other[col]>``.
 
     Args:
         m: The matrix.

@@ -65,6 +65,7 @@ def _sums_backward(
     parameter: float,
     grad: Tensor,
 ) -> Tensor:
+    """Return the gradient of an ``EdgeConv``'s sums towards ``source``."""
     tensors = target.contiguous(), source.contiguous(), activation, parameter, grad.contiguous()
     return kernels.edge_conv_backward(Matrix(*matrix), *tensors)
 

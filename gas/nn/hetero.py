@@ -20,7 +20,7 @@ from gas.nn.spmm import check_features, multiply, spmm
 def relations(
     edge_index_dict: Mapping[EdgeType, Tensor], num_nodes_dict: Mapping[str, int]
 ) -> dict[EdgeType, Adjacency]:
-    """Return the edges of a whole heterogeneous graph for layers in PyG's ``HeteroConv``.
+    """Make adjacencies of a whole heterogeneous graph for layers in PyG's ``HeteroConv``.
 
     Relations with the same source type are aggregated by one product: the first layer that sums
     rows computes the sums of all these relations, which the others read. Pass only relations whose

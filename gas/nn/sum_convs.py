@@ -41,12 +41,12 @@ class SumConv(FusedConv):
         return self._reduce in ("sum", "mean")
 
 
-def _transform_then_sum(
+def _transform_then_aggregate(
     conv: Any, x: Any, edge_index: Any, lin: Any, root: Any, **kwargs: Any
 ) -> Tensor | None:
-    """Compute ``lin(sum of x) + root(x)`` of sparse features, transforming each row first.
+    """Compute ``lin(aggregate(x)) + root(x)`` of sparse features, by ``aggregate(lin(x))``.
 
-    Return ``None`` if results could differ, or ``lin`` has hooks, which expect dense sums.
+    Return ``None`` unless ``x`` is sparse, ``aggregate`` a sum or a mean, and ``lin`` plain.
     """
     source, own = x if isinstance(x, tuple) else (x, x)
     if not is_sparse(source) or conv._reduce not in ("sum", "mean") or not is_linear(lin):
@@ -73,7 +73,7 @@ class SAGEConv(SumConv, pyg.SAGEConv):
         if not has_sparse(x):
             return super().forward(x, edge_index, size)
         root = self.lin_r if self.root_weight else None
-        out = _transform_then_sum(self, x, edge_index, self.lin_l, root, size=size)
+        out = _transform_then_aggregate(self, x, edge_index, self.lin_l, root, size=size)
         if out is None:
             return super().forward(to_dense(x), edge_index, size)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
@@ -104,7 +104,7 @@ class GraphConv(SumConv, pyg.GraphConv):
     ) -> Tensor:
         """See PyG."""
         how = {"edge_weight": edge_weight, "size": size}
-        out = _transform_then_sum(self, x, edge_index, self.lin_rel, self.lin_root, **how)
+        out = _transform_then_aggregate(self, x, edge_index, self.lin_rel, self.lin_root, **how)
         return super().forward(to_dense(x), edge_index, edge_weight, size) if out is None else out
 
 

@@ -134,7 +134,7 @@ class HistoryModel(torch.nn.Module):
     # Exactness ------------------------------------------------------------------------------------
 
     def _to_supported_layout(self, adj_t: Any) -> Any:
-        """Return an adjacency in a layout that the layers support; fuse PyG's layers first."""
+        """Return an adjacency in a layout that the layers support, which are fused if need be."""
         if not isinstance(adj_t, Adjacency):
             return adj_t
         if self._supports_fused is None:

@@ -699,7 +699,7 @@ def _exchange(
     batch_size: int,
     position: int,
 ) -> Tensor:
-    """Push in-batch rows to a history of the current model, and pull the halo's.
+    """Push in-batch rows to history ``position`` of the model that is run, and pull the halo's.
 
     The output contains the in-batch rows, too, so that the compiler can't remove the operator.
     """

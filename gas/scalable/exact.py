@@ -21,10 +21,10 @@ def _refuse(name: str, reason: str, layer: torch.nn.Module, _: Any) -> None:
     raise ValueError(f"'{name}' ({type(layer).__name__}) isn't exact on mini-batches: it {reason}")
 
 
-def _refuse_nodes(
+def _refuse_nodes_as_sequence(
     name: str, sizes: tuple[int, int], layer: Any, args: tuple[Any, ...], given: dict[str, Any]
 ) -> None:
-    """Refuse an input that is a sequence of the batch's nodes, not a sequence for each node."""
+    """Refuse a sequence layer that runs along the batch's nodes, not along a node's sequence."""
     x = next(iter((*args, *given.values())), None)
     if not isinstance(x, Tensor) or x.dim() not in (2, 3):
         return
@@ -101,7 +101,7 @@ class ExactnessGuard:
                 refuse = partial(_refuse, name, reason)
                 hooks.callback(layer.register_forward_pre_hook(refuse).remove)
             for name, layer in self._sequential:
-                refuse = partial(_refuse_nodes, name, (batch_size, num_rows))
+                refuse = partial(_refuse_nodes_as_sequence, name, (batch_size, num_rows))
                 hook = layer.register_forward_pre_hook(refuse, with_kwargs=True)
                 hooks.callback(hook.remove)
             for layer, statistics in pairs:

@@ -52,9 +52,10 @@ def sweep_layers(
     context: Callable[[SubData, int], contextlib.AbstractContextManager[None]],
     may_end: bool,
 ) -> Callable[[int], SweepOutputs[SubData, Tensor]]:
-    """Return a function that computes one layer of all batches, of rows of the type ``dtype(x)``.
+    """Return a function that computes a layer of all batches: it pulls inputs and pushes outputs.
 
-    A layer is computed in ``context(batch, layer)``, which ``may_end`` it early.
+    Rows are pulled as ``dtype(x)``. A layer is computed in ``context(batch, layer)``, which
+    ``may_end`` it early.
     """
     states: dict[tuple[int, ...], dict[str, Any]] = {}  # By batch, as their order may change.
 
@@ -268,9 +269,8 @@ def refresh(
 def refresh_and_predict(model: BatchModel, loader: Iterable[SubData]) -> Tensor:
     """Set the running statistics of norms in training mode, and compute every node's output.
 
-    It is :func:`refresh`, and :func:`run_inference` in evaluation mode, of one process. From 10,000
-    nodes on, both are one inference: later norms then gather statistics of what evaluation mode
-    gives.
+    It is :func:`refresh`, and then :func:`run_inference` in evaluation mode, of one process. From
+    10,000 nodes on, both are one inference if each norm is called once.
 
     Returns:
         Of shape ``[num_nodes, out_channels]``, in the order of the loader.

@@ -77,9 +77,8 @@ class FullBatch:
     def refresh_and_predict(self, model: ScalableGNN, fill: bool = False) -> Tensor:
         """Set running statistics of norms in training mode, and compute every node's output.
 
-        It is :meth:`refresh` and a forward pass in evaluation mode; for many nodes, in one pass
-        where each norm is called once: those behind the first gather statistics of what evaluation
-        mode gives.
+        It is :meth:`refresh`, and then a forward pass in evaluation mode. From 10,000 nodes on,
+        both are one pass if each norm is called once.
 
         Args:
             model: The model.

@@ -72,10 +72,10 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         """Run an operator, and register the storages of its arguments and results."""
         kwargs = kwargs or {}
-        for storage in _storages(tree_leaves((args, kwargs))):
+        for storage in _cpu_storages(tree_leaves((args, kwargs))):
             self._enter(storage, 0)
         out = func(*args, **kwargs)
-        for storage in _storages(tree_leaves(out)):
+        for storage in _cpu_storages(tree_leaves(out)):
             self._enter(storage, storage.nbytes())
         return out
 
@@ -94,7 +94,7 @@ class LiveBytes(TorchDispatchMode):
 
     def size_of(self, tensors: Iterable[Tensor]) -> int:
         """Count the live bytes of these tensors."""
-        found = {storage._cdata for storage in _storages(tensors)}
+        found = {storage._cdata for storage in _cpu_storages(tensors)}
         return sum(self._size.get(key, 0) for key in found)
 
 
@@ -159,13 +159,13 @@ def gradients(model: ScalableGNN, outs: Sequence[Tensor]) -> Sequence[Tensor | N
     return torch.autograd.grad(loss, wanted, allow_unused=True)
 
 
-def _storages(values: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
+def _cpu_storages(values: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
     """Yield the storages of the tensors on the CPU among some values."""
     for value in values:
         if not isinstance(value, Tensor) or value.device.type != "cpu":
             continue
         if is_sparse(value):
-            yield from _storages(csr_parts(value))
+            yield from _cpu_storages(csr_parts(value))
         elif value.layout == torch.strided:
             yield value.untyped_storage()
 

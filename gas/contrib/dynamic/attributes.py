@@ -181,7 +181,7 @@ def check_rows(
 
 
 def check_classes(new: Tensor, known: Tensor, num_classes: int) -> None:
-    """Refuse classes of new nodes above those of the graph, unless it has no labels.
+    """Refuse new nodes whose class is none of the graph's, if it has labels.
 
     Args:
         new: The ``y`` of the new nodes.

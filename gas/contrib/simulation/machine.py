@@ -260,8 +260,8 @@ def history_widths(model: ScalableGNN) -> tuple[int, ...]:
 def _choose_parts(num_parts: int) -> list[list[int]]:
     """Draw the parts of mini-batches to measure, sorted by size.
 
-    Memory and caches are then as in an epoch: after a batch 16 times as large, the same one takes
-    up to 1.8 times as long.
+    Memory and caches are then as in an epoch: measured just after a batch 16 times as large, a
+    batch takes up to 1.8 times as long.
     """
     generator = torch.Generator().manual_seed(0)
     return [

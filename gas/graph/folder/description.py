@@ -169,7 +169,7 @@ def _parse_matrix(path: Path, what: str, value: Any) -> Sparse:
 
 
 def _parse_array(path: Path, what: str, value: Any) -> Array:
-    """Check the entry of an array."""
+    """Parse and check an array's entry in ``graph.json``."""
     said = _check_fields(path, what, value, ("file", "dtype", "shape"), ("codec", "width", "numpy"))
     file, dtype = said["file"], said["dtype"]
     if not isinstance(file, str) or FILE_NAME.fullmatch(file) is None:

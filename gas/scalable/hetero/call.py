@@ -165,7 +165,7 @@ class MiniBatchCall(FullBatchCall):
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
-        """Start the pulls, watch dropout, and refuse norms in training mode that see the halo."""
+        """Start a forward pass's pulls, note its dropout, and refuse norms that see the halo."""
         model, means = self.model, self.model.plan.means.values()
         ahead: dict[str, list[History]] = {kind: [] for kind in model.num_nodes}
         for i, (place, history) in enumerate(zip(model.plan.places, self.histories, strict=True)):
