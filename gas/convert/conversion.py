@@ -78,7 +78,7 @@ from gas.convert.rewrite import (
     turn_ends,
 )
 from gas.convert.sample import SAMPLES, find_sample_graphs
-from gas.convert.tables import read_all_rows
+from gas.convert.tables import asks_for_rows, read_all_rows
 from gas.convert.trace import DROP, Opened, is_layer, trace
 from gas.graph import is_row_per_edge
 from gas.nn import explain_failures, fuse
@@ -306,12 +306,12 @@ def _trace(
     attributes = [name for name in inputs.names if is_row_per_edge(graphs[0], name)]
     take_edge_dropout(net, graph, inputs.edges, attributes)
     skip_copies(graph, inputs.edges)
-    if inputs.tables:
-        read_all_rows(graph, record_values(net, graph, inputs, graphs[:1], (), None)[0])
-        erase_unused(graph)
     replace_products(net, graph, inputs.edges)
     if inputs.is_matrix:
         refuse_methods(graph, inputs.edges)
+    if any(map(asks_for_rows, graph.nodes)):
+        read_all_rows(graph, record_values(net, graph, inputs, graphs[:1], (), None)[0])
+        erase_unused(graph)
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users and node.target in inputs.names:
             graph.erase_node(node)

@@ -163,7 +163,7 @@ class Inputs:
         made = replace(
             self, names=[*self.names, NODE_ID], counted=self.counted or NODE_ID, tables=tables
         )
-        return made, tables.add_ids(data)
+        return made, tables(data)
 
     def run_in_layout(self, net: Module, data: Data, keeps: bool = False) -> Any:
         """Run the module on a graph in the graph's own layout; it may keep what it computes."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,20 +21,57 @@ from gas.convert.preparation import NODE_ID
 from gas.graph import PERM
 
 
-@dataclass(frozen=True)
-class Tables:
+@dataclass(frozen=True, repr=False)
+class Tables(BaseTransform):
     """The parameters of a module that have a row, or a column, for each node of a graph.
 
-    * ``num_nodes``: the number of nodes; ``dims``: the dimension of the rows of each, by its name.
+    As a transform, they give a graph ``prepared_node_id``, the row of each node.
+
+    * ``num_nodes``: the number of nodes.
+    * ``dims``: the name of each, and the dimension of its rows.
     * ``by_id``: layers that read their own rows by node ids, which ``None`` stands for.
+    * ``then``: the transform that comes next.
     """
 
     num_nodes: int = 0
-    dims: Mapping[str, int] = field(default_factory=dict)
-    by_id: Sequence[str] = ()
+    dims: tuple[tuple[str, int], ...] = ()
+    by_id: tuple[str, ...] = ()
+    then: BaseTransform | None = None
 
     def __bool__(self) -> bool:
         return bool(self.dims or self.by_id)
+
+    @property
+    def takes_adj_t(self) -> bool:
+        """Return whether the transform takes a graph with an ``adj_t`` alone."""
+        return getattr(self.then, "takes_adj_t", True)
+
+    def before(self, then: BaseTransform | None) -> BaseTransform | None:
+        """Return the transform of a module that needs another one as well."""
+        return replace(self, then=then) if self else then
+
+    def forward(self, data: Data) -> Data:
+        """Return a graph with these rows, after the next transform; as it is without tables.
+
+        Raises:
+            ValueError: If it has another number of nodes than the tables have rows.
+        """
+        if not self:
+            return data
+        if data.num_nodes != self.num_nodes:
+            name = next(iter((*dict(self.dims), *self.by_id)))
+            raise ValueError(
+                f"the graph has {data.num_nodes} nodes, and '{name}' of the model is for "
+                f"{self.num_nodes}: give the graph for which the module was made"
+            )
+        if NODE_ID not in data:
+            edges = data.get("edge_index", data.get("adj_t"))
+            device = edges.device if isinstance(edges, torch.Tensor) else None
+            data[NODE_ID] = data.get(PERM, torch.arange(self.num_nodes, device=device))
+        return data if self.then is None else self.then(data)
+
+    def __repr__(self) -> str:
+        return "NodeIds()" if self.then is None else f"NodeIds(), {self.then}"
 
     @contextlib.contextmanager
     def select_rows(self, net: Module, values: Mapping[str, Any]) -> Iterator[None]:
@@ -53,7 +89,7 @@ class Tables:
             return
         ids = values[NODE_ID]
         changes: list[tuple[Callable[[str, Any], None], str, Any, Any]] = []
-        for name, dim in self.dims.items():
+        for name, dim in self.dims:
             prefix, _, key = name.rpartition(".")
             owner = net.get_submodule(prefix)
             rows = getattr(owner, key).index_select(dim, ids)
@@ -71,33 +107,24 @@ class Tables:
                 change(key, value)
             yield
 
-    def make_transform(self, then: BaseTransform | None = None) -> BaseTransform | None:
-        """Return a transform of the whole graph that comes after its nodes got ids."""
-        return NodeIds(self, then) if self else then
-
-    def add_ids(self, data: Data) -> Data:
-        """Return a graph with the ids of its nodes, if there are tables."""
-        return NodeIds(self)(data) if self else data
-
     def find_layers(self, net: Module) -> tuple[type[MessagePassing], ...]:
         """Return the types of the layers of message passing that have tables."""
-        owners = [net.get_submodule(name.rpartition(".")[0]) for name in self.dims]
+        owners = [net.get_submodule(name.rpartition(".")[0]) for name, _ in self.dims]
         return tuple({type(each): None for each in owners if isinstance(each, MessagePassing)})
 
 
 def _call_by_ids(kind: Any, ids: Any) -> Any:
     """Return the type of a layer that is given ids in place of no features."""
 
-    class CalledByIds(kind):
-        def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-            return super().__call__(ids if x is None else x, *args, **kwargs)
+    def call(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return kind.__call__(self, ids if x is None else x, *args, **kwargs)
 
-    return CalledByIds
+    return type(kind.__name__, (kind,), {"__call__": call})
 
 
 def find_tables(net: Module, num_nodes: int) -> Tables:
     """Find the parameters with a row for each node, or of a linear layer, with a column."""
-    dims, by_id = {}, []
+    dims, by_id = list[tuple[str, int]](), list[str]()
     for prefix, module in net.named_modules():
         if isinstance(module, pyg.RGCNConv):
             if module.in_channels_l == num_nodes and not isinstance(module, pyg.FastRGCNConv):
@@ -108,13 +135,19 @@ def find_tables(net: Module, num_nodes: int) -> Tables:
         for key, weight in module._parameters.items():
             is_known = weight is not None and not is_lazy(weight) and not changes
             if is_known and weight.dim() == 2 and weight.size(dim) == num_nodes:
-                dims[f"{prefix}.{key}".lstrip(".")] = dim
-    return Tables(num_nodes, dims, by_id)
+                dims.append((f"{prefix}.{key}".lstrip("."), dim))
+    return Tables(num_nodes, tuple(dims), tuple(by_id))
 
 
-def is_of_table(node: Node) -> bool:
-    """Return whether a value of a traced graph are rows, or columns, of a table."""
-    return node.target == "index_select" and getattr(node.args[-1], "target", None) == NODE_ID
+def is_of_table(node: Any) -> bool:
+    """Return whether a value of a traced graph is rows, or columns, of a table."""
+    is_selected = isinstance(node, Node) and node.target == "index_select"
+    return is_selected and getattr(node.args[-1], "target", None) == NODE_ID
+
+
+def asks_for_rows(node: Node) -> bool:
+    """Return whether an embedding that is a table is called."""
+    return node.target is torch.nn.functional.embedding and is_of_table(node.args[1])
 
 
 def read_all_rows(graph: Graph, values: Mapping[Node, Any]) -> None:
@@ -124,50 +157,8 @@ def read_all_rows(graph: Graph, values: Mapping[Node, Any]) -> None:
         graph: The traced graph.
         values: The values of its nodes on a small graph.
     """
-    for node in graph.nodes:
-        if node.target is torch.nn.functional.embedding and is_of_table(node.args[1]):
-            ids, table = node.args
-            every = torch.arange(len(values[table]), device=values[table].device)
-            if node.kwargs.get("padding_idx") is None and torch.equal(values[ids], every):
-                node.replace_all_uses_with(table)
-
-
-class NodeIds(BaseTransform):
-    """The row of each node in a model's tables, as ``prepared_node_id``.
-
-    Args:
-        tables: The tables.
-        then: The transform that comes next. (default: none)
-    """
-
-    def __init__(self, tables: Tables, then: BaseTransform | None = None) -> None:
-        self._tables, self._then = tables, then
-        self.takes_adj_t = getattr(then, "takes_adj_t", True)
-
-    def forward(self, data: Data) -> Data:
-        """Return a graph with these rows, after the next transform.
-
-        Raises:
-            ValueError: If it has another number of nodes than the tables have rows.
-        """
-        data, size = copy.copy(data), self._tables.num_nodes
-        if data.num_nodes != size:
-            name = next(iter((*self._tables.dims, *self._tables.by_id)))
-            raise ValueError(
-                f"the graph has {data.num_nodes} nodes, and '{name}' of the model is for {size}: "
-                "give the graph for which the module was made"
-            )
-        if NODE_ID not in data:
-            edges = data.get("edge_index", data.get("adj_t"))
-            device = edges.device if isinstance(edges, torch.Tensor) else None
-            data[NODE_ID] = data.get(PERM, torch.arange(size, device=device))
-        return data if self._then is None else self._then(data)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, NodeIds) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash((self._tables.num_nodes, self._then))
-
-    def __repr__(self) -> str:
-        return "NodeIds()" if self._then is None else f"NodeIds(), {self._then}"
+    for node in filter(asks_for_rows, graph.nodes):
+        ids, table = node.args
+        every = torch.arange(len(values[table]), device=values[table].device)
+        if node.kwargs.get("padding_idx") is None and torch.equal(values[ids], every):
+            node.replace_all_uses_with(table)
