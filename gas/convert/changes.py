@@ -20,6 +20,7 @@ from torch_geometric.typing import SparseTensor
 
 from gas.convert.failures import changes_error
 from gas.convert.known import assign
+from gas.convert.tables import is_of_table
 
 VIEWS = (
     operator.getitem, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.transpose,
@@ -122,7 +123,7 @@ def is_in_place(node: Node) -> bool:
 def views_of(node: Node) -> list[Node]:
     """Return a value, what it is a view of, and so on."""
     found: list[Node] = [node]
-    while (last := found[-1]).target in VIEWS or _is_data(last):
+    while (last := found[-1]).target in VIEWS or _is_data(last) or is_of_table(last):
         if not isinstance(last.args[0], Node):
             break
         key = last.args[1] if last.target is operator.getitem else None

@@ -306,7 +306,7 @@ class Conversion:
                 returns other values on it.
         """
         device = next((p.device for p in self.net.parameters()), torch.device("cpu"))
-        sample = self._sample(data)
+        sample = self._sample(self.inputs.tables(data))
         if sample is None:
             return
         with keep_generators(self.net):

@@ -66,10 +66,11 @@ from gas.convert.outputs import (
 )
 from gas.convert.place import GraphWriter, Placement, place_histories
 from gas.convert.places import CONSTANT, keep_attributes
-from gas.convert.preparation import Preparation
+from gas.convert.preparation import NODE_ID, Preparation
 from gas.convert.prepare import move_preparation
 from gas.convert.projection import merge_projections
 from gas.convert.rewrite import (
+    erase_unused,
     follow_changes,
     refuse_methods,
     skip_copies,
@@ -77,6 +78,7 @@ from gas.convert.rewrite import (
     turn_ends,
 )
 from gas.convert.sample import SAMPLES, find_sample_graphs
+from gas.convert.tables import asks_for_rows, read_all_rows
 from gas.convert.trace import DROP, Opened, is_layer, trace
 from gas.graph import is_row_per_edge
 from gas.nn import explain_failures, fuse
@@ -292,13 +294,13 @@ def _trace(
     given = (*inputs.names, inputs.edges)
     named = ["x" if key == inputs.features else key for key in wanted]
     is_named = not inputs.graph and not inputs.matrix
-    order = [key for key in named if key in given] if is_named else list(given)
+    order = [key for key in (*named, NODE_ID) if key in given] if is_named else list(given)
     known = (*order, inputs.graph, inputs.features, inputs.matrix)
     fixed = {key: default for key, default in wanted.items() if key not in known}
     samples = [inputs.values(each) for each in graphs]
     counts = [int(each.num_nodes or 0) for each in graphs]
     graph = trace(
-        net, inputs.method, order, inputs.in_call, fixed, samples, counts, inputs.edges,
+        net, inputs.method, order, inputs.call, fixed, samples, counts, inputs.edges,
         follow_changes, opened, caches,
     )  # fmt: skip
     attributes = [name for name in inputs.names if is_row_per_edge(graphs[0], name)]
@@ -307,6 +309,9 @@ def _trace(
     replace_products(net, graph, inputs.edges)
     if inputs.is_matrix:
         refuse_methods(graph, inputs.edges)
+    if any(map(asks_for_rows, graph.nodes)):
+        read_all_rows(graph, record_values(net, graph, inputs, graphs[:1], (), None)[0])
+        erase_unused(graph)
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users and node.target in inputs.names:
             graph.erase_node(node)

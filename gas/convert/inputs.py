@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,6 +40,8 @@ from gas.convert.kept import copy_module, set_attributes
 from gas.convert.matrices import TracedMatrix
 from gas.convert.modes import TRAINING
 from gas.convert.places import keep_attributes
+from gas.convert.preparation import NODE_ID
+from gas.convert.tables import Tables, find_tables
 from gas.convert.trace import GIVEN
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
 from gas.scalable import preserve_modes
@@ -64,6 +66,7 @@ class Inputs:
     * ``matrix``: the parameter for a SparseTensor, which is made of ``edge_index`` and weights in
       the call, so that they are followed.
     * ``keeps``: whether a call changes attributes of the module.
+    * ``tables``: parameters that have a row for each node.
     * ``made``: attributes that the transform of the graph makes; ``layout``: that of its matrix.
     """
 
@@ -80,6 +83,7 @@ class Inputs:
     features: str = ""
     matrix: str = ""
     keeps: bool = False
+    tables: Tables = field(default_factory=Tables)
 
     @property
     def attributes(self) -> list[str]:
@@ -132,7 +136,8 @@ class Inputs:
         if self.matrix:
             values = self._with_matrix(values)
         if not self.graph:
-            return {self.features or key if key == "x" else key: values[key] for key in values}
+            given = {key: value for key, value in values.items() if key != NODE_ID}
+            return {self.features or key if key == "x" else key: given[key] for key in given}
         return {self.graph: GraphArgument({**self.plain, **values}, self.counted, self.nested)}
 
     def reads_adj_t(self, data: Data) -> bool:
@@ -140,16 +145,36 @@ class Inputs:
         edges = self.matrix or self.edges
         return "edge_index" not in data or (edges == "adj_t" and "adj_t" in data)
 
+    def call(
+        self, net: Module, values: Mapping[str, Any], method: Callable[..., Any] | None = None
+    ) -> Any:
+        """Call the module's method, or another, with values of a graph."""
+        with self.tables.select_rows(net, values):
+            return (method or getattr(net, self.method))(**self.in_call(values))
+
+    def with_tables(self, net: Module, data: Data) -> tuple[Inputs, Data]:
+        """Return the inputs of a module whose tables are read by node, and the graph with ids.
+
+        The inputs are these, if the module has no tables.
+        """
+        tables = find_tables(net, int(data.num_nodes or 0))
+        if not tables:
+            return self, data
+        made = replace(
+            self, names=[*self.names, NODE_ID], counted=self.counted or NODE_ID, tables=tables
+        )
+        return made, tables(data)
+
     def run_in_layout(self, net: Module, data: Data, keeps: bool = False) -> Any:
         """Run the module on a graph in the graph's own layout; it may keep what it computes."""
-        values = {name: copy_value(data[name]) for name in self.attributes}
+        values = {name: copy_value(data[name]) for name in self.attributes if name in data}
         if self.reads_adj_t(data):
             values[self.edges] = data.adj_t
         else:
             is_matrix = self.is_matrix and WEIGHT in data
             values[self.edges] = self.to_matrix(data) if is_matrix else data.edge_index
         with eval_mode(net), contextlib.nullcontext() if keeps else keep_attributes(net):
-            return getattr(net, self.method)(**self.in_call(values))
+            return self.call(net, values)
 
     def values(self, data: Data) -> dict[str, Any]:
         """Return copies of the values that a small graph provides, with its edges as they are."""
@@ -172,7 +197,11 @@ class Inputs:
         values, changed = self.values(data), dict[str, Any]()
         given = self.in_call(values)
         try:
-            with eval_mode(net), keep_attributes(net) as changed:
+            with (
+                eval_mode(net),
+                keep_attributes(net) as changed,
+                self.tables.select_rows(net, values),
+            ):
                 out = getattr(net, self.method)(**given)
         except Exception as error:
             how = f" as {self.graph!r}" if self.graph else ""
@@ -192,7 +221,7 @@ class Inputs:
             ) from error
         if not self.graph:
             return out, replace(self, keeps=bool(changed))
-        read = given[self.graph].read | ({WEIGHT} if self.matrix else set())
+        read = given[self.graph].read | ({WEIGHT} if self.matrix else set()) | {NODE_ID}
         names = [name for name in self.names if name in read]
         return out, replace(self, names=names, keeps=bool(changed))
 

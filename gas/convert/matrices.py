@@ -257,6 +257,9 @@ class TracedMatrix:
     ) -> Any:
         if function in FUNCTIONS and len(args) == 2 and isinstance(args[0], TracedMatrix):
             return args[0].multiply(args[1])
+        if function is torch.nn.functional.linear and args[1].node.op != "get_attr":
+            out = args[0].multiply(args[1].t())  # The weights are columns of a table, by node.
+            return out if args[2] is None else out + args[2]
         if function.__name__ == "_sparse_sum" and len(args) == 2:
             return args[0].sum(args[1])
         raise TypeError(_describe_refusal(function.__name__))

@@ -69,7 +69,7 @@ class Converted(ScalableGNN):
         self._one_pass: tuple[dict[Node, float], GraphModule] | None = None
         self.training = made.training = net.training
         self._unlike = {mode: _find_unlike(conversion.net, mode) for mode in (True, False)}
-        self.transform = conversion.transform
+        self.transform = conversion.inputs.tables.before(conversion.transform)
         self._outputs = conversion.outputs.without_nodes()
         self._returns_rows = conversion.outputs.is_single
         self._takes_fused = True  # LayerScope converts the adjacency for each layer.

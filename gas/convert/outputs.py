@@ -258,7 +258,7 @@ def describe_constants(graph: Graph) -> str:
 
 def call_module(net: Module, inputs: Inputs, data: Data) -> list[Any]:
     """Return what a module returns on a small graph, in the mode that it is in."""
-    return flatten(getattr(net, inputs.method)(**inputs.in_call(inputs.values(data))))
+    return flatten(inputs.call(net, inputs.values(data)))
 
 
 def run_in_training(

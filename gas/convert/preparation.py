@@ -15,6 +15,7 @@ from gas.convert.known import is_close
 from gas.graph import is_row_per_edge, with_edge_index
 
 PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
+NODE_ID = f"{PREPARED}node_id"  # The row of each node in parameters with a row for each node.
 
 
 class Preparation(BaseTransform):
@@ -138,7 +139,7 @@ def check_unprepared(names: Iterable[str], known: Collection[str]) -> None:
         ValueError: If it was.
     """
     for name in names:
-        if name.startswith(PREPARED) and name not in known:
+        if name.startswith(PREPARED) and name not in (*known, NODE_ID):
             raise ValueError(
                 "the graph was prepared for another model than this one: give the graph as it was"
             )

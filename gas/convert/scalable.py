@@ -105,10 +105,16 @@ def to_scalable(
     with explain_failures(net):
         inputs, wanted = find_inputs(net, data)
     with _LOCK, keep_generators(net):
-        if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
-            find_sample_graphs(net, inputs, data, wanted)  # It runs the module.
-        torch.default_generator.manual_seed(0)
-        return _convert_opening(net, data, inputs, wanted, kwargs)
+        try:
+            return _convert_opening(net, data, inputs, wanted, kwargs)
+        except ValueError as error:
+            inputs, data = inputs.with_tables(net, data)
+            if not inputs.tables:
+                raise
+            try:
+                return _convert_opening(net, data, inputs, wanted, kwargs)
+            except ValueError as other:
+                raise (other if other.__cause__ is None else error) from error.__cause__
 
 
 def _check_module(net: Any) -> None:
@@ -139,11 +145,17 @@ def _convert_opening(
     net: Module, data: Data, inputs: Inputs, wanted: dict[str, Any], options: dict[str, Any]
 ) -> Converted:
     """Convert a module; follow layers of its own that aren't exact as a whole."""
+    if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
+        find_sample_graphs(net, inputs, data, wanted)  # It runs the module.
+    torch.default_generator.manual_seed(0)
 
     def run(filled: Module) -> None:
         inputs.run_in_layout(filled, data, keeps=True)
 
-    choices = Choices(emptied=find_filled(net, int(data.num_nodes or 0), run))
+    choices = Choices(
+        opened=inputs.tables.find_layers(net),
+        emptied=find_filled(net, int(data.num_nodes or 0), run),
+    )
     first: InexactLayerError | None = None
     different: DifferentEdgesError | None = None
     while True:
@@ -181,7 +193,8 @@ def _convert_opening(
             if different is not None and different.is_last_word:
                 raise ValueError(str(different)) from different
             has_run = error.__cause__ is not None  # Otherwise, it failed for a known reason.
-            table = node_table_error(net, data, error, choices.emptied) if has_run else None
+            is_known = not has_run or inputs.tables
+            table = None if is_known else node_table_error(net, data, error, choices.emptied)
             if table is not None:
                 raise table from error
             raise

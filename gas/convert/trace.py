@@ -43,7 +43,7 @@ from gas.scalable import preserve_modes
 UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
 Opened = tuple[type[MessagePassing], ...]
 Added = dict[str, Callable[[Module], Module]]  # Layers to add to a module, by their names.
-InCall = Callable[[dict[str, Any]], dict[str, Any]]
+Call = Callable[[Module, dict[str, Any], Callable[..., Any]], Any]
 GIVEN = (
     "is_given_edge"  # Whether an edge is one of the graph's own, not a self-loop that was added.
 )
@@ -56,7 +56,7 @@ class _Tracer(Tracer):
     proxy_buffer_attributes = True  # Their values may change.
 
     def __init__(
-        self, method: str, inputs: Sequence[str], in_call: InCall, fixed: dict[str, Any],
+        self, method: str, inputs: Sequence[str], call: Call, fixed: dict[str, Any],
         known: KnownValues, opened: Opened,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -65,7 +65,7 @@ class _Tracer(Tracer):
         self._without_gradient: set[Node] = set()
         self.traced_func_name = method
         self._opened = opened
-        self._inputs, self._in_call, self._fixed = inputs, in_call, fixed
+        self._inputs, self._call, self._fixed = inputs, call, fixed
         self.failed = ""  # The submodule that can't be traced, if any.
 
     def call_module(self, m: Module, forward: Any, args: Any, kwargs: Any) -> Any:
@@ -143,7 +143,9 @@ class _Tracer(Tracer):
         return isinstance(m, (*UNROLLED, *self._opened))
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
-        if self._opens(m) or isinstance(m, torch.nn.Sequential):
+        weights = [weight for each in m.modules() for weight in each._parameters.values()]
+        has_rows = any(issubclass(type(weight), Proxy) for weight in weights)  # Of a table.
+        if self._opens(m) or isinstance(m, torch.nn.Sequential) or has_rows:
             return False  # Histories are placed before a dropout in it.
         return isinstance(m, MessagePassing) or not any(
             isinstance(child, MessagePassing) for child in m.modules()
@@ -200,8 +202,8 @@ class _Tracer(Tracer):
         proxies = [self.create_proxy("placeholder", name, (), {}) for name in self._inputs]
 
         def call(root: Module, *values: Any) -> Any:
-            given = self._in_call(dict(zip(self._inputs, values, strict=True)))
-            out = root_fn(root, **self._fixed, **given)
+            given = dict(zip(self._inputs, values, strict=True))
+            out = self._call(root, given, functools.partial(root_fn, root, **self._fixed))
             if isinstance(out, Data):
                 raise ValueError("it returns the graph: return its rows, such as data.x")
             return out
@@ -272,7 +274,7 @@ def trace(
     net: Module,
     method: str,
     inputs: Sequence[str],
-    in_call: InCall,
+    call: Call,
     fixed: dict[str, Any],
     samples: Sequence[dict[str, Any]],
     counts: Sequence[int],
@@ -289,7 +291,7 @@ def trace(
         net: The module, whose layers the graph calls by their names.
         method: Such as ``"forward"``.
         inputs: The names of the values that are inputs.
-        in_call: Makes the method's arguments of these values.
+        call: Calls a method of the module with these values.
         fixed: The values of its other parameters.
         samples: The inputs on several small graphs.
         counts: The numbers of their nodes.
@@ -306,7 +308,7 @@ def trace(
 
     def make_tracer() -> _Tracer:
         known = KnownValues(net, samples, counts, edges)
-        return _Tracer(method, inputs, in_call, fixed, known, opened)
+        return _Tracer(method, inputs, call, fixed, known, opened)
 
     runs = Runs(net, make_tracer, finish, caches)
     merge = functools.partial(ModeMerger, name, is_dropout=functools.partial(is_dropout, net))

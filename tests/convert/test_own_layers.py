@@ -180,35 +180,24 @@ def test_weights_have_another_name():
 
 
 class Embedded(Net):
-    def __init__(self, num_nodes, by_id):
+    def __init__(self, num_nodes):
         super().__init__()
-        self.table, self.by_id = nn.Embedding(num_nodes, 5), by_id
+        self.table = nn.Embedding(num_nodes, 5)
 
     def forward(self, node_id, edge_index):
-        x = self.table(node_id) if self.by_id else self.table.weight
-        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+        return self.conv2(self.conv1(self.table(node_id), edge_index).relu(), edge_index)
 
 
 def test_rows_of_parameters_are_read_by_id():
     data = random_graph()
     data.node_id = torch.arange(data.num_nodes)
     model, graph, _ = check(
-        Embedded(data.num_nodes, True), data, lambda net, data: net(data.node_id, data.edge_index)
+        Embedded(data.num_nodes), data, lambda net, data: net(data.node_id, data.edge_index)
     )
     batch = next(iter(gas.SubgraphLoader(graph, log=False)))
     model(batch).sum().backward()
     read = model.net.table.weight.grad.abs().sum(dim=1).nonzero().view(-1)
     assert set(read.tolist()) <= set(graph.perm[batch.n_id].tolist())
-
-
-def test_parameters_without_ids_are_refused():
-    class WithoutIds(Embedded):
-        def forward(self, edge_index):
-            return super().forward(None, edge_index)
-
-    data = random_graph()
-    with pytest.raises(ValueError, match=r"'table.weight' has a row for each node.*node_id"):
-        gas.to_scalable(WithoutIds(data.num_nodes, False), data)
 
 
 class Counts(Net):

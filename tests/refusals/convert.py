@@ -674,7 +674,17 @@ CASES = {
     "rows of a parameter": lambda t: convert(
         lambda net, edge_index: net.conv(net.table.weight, edge_index),
         "edge_index",
-        table=nn.Embedding(4, 2),
+        table=nn.Embedding(4, 2, max_norm=1.0),
+    ),
+    "a graph of another size than the parameters are for": lambda t: gas.cluster(
+        Data(edge_index=ring().edge_index, num_nodes=6),
+        2,
+        model=convert(
+            lambda net, edge_index: net.conv(net.table.weight, edge_index),
+            "edge_index",
+            table=nn.Embedding(4, 2),
+        ),
+        log=False,
     ),
     "a matrix that the graph lacks": lambda t: convert(
         lambda net, x, adj_t: adj_t @ x, "x, adj_t", data=ring()
