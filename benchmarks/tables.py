@@ -190,6 +190,23 @@ def shares() -> str:
     return markdown(["share of the graph per step", *SHARES], rows)
 
 
+def depth() -> str:
+    """Best validation scores and seconds to accuracy, by the number of layers."""
+    rows = []
+    for case, runs in load("time_to_accuracy_depth")["cases"].items():
+        full = runs["full batch"]
+        goal = max(full["val"]) - 0.005
+        until = seconds_until(full, goal)
+        assert until is not None  # It is the full batch's own score.
+        row = [case.split(":")[1].split("-")[1], f"{100 * max(full['val']):.1f} %, {until:.1f} s"]
+        for name in ("with warm-up", "PyG, ClusterLoader"):
+            seconds, best = seconds_until(runs[name], goal), 100 * max(runs[name]["val"])
+            ratio = "not reached" if seconds is None else f"{seconds / until:.2f}"
+            row.append(f"{best:.1f} %, {ratio}")
+        rows.append(row)
+    return markdown(["layers", "our full batch", "histories", "ClusterLoader"], rows)
+
+
 def epoch_time() -> str:
     """Median time of an epoch, and ratios to gas."""
     contenders = {
@@ -208,17 +225,18 @@ def epoch_time() -> str:
     return markdown(head, rows)
 
 
+def score(found: dict[str, Any], scale: float) -> str:
+    """Return a mean and a standard deviation."""
+    mean, std = (scale * found[key] for key in ("mean", "std"))
+    return f"{mean:.2f} ± {std:.2f}"
+
+
 def cora() -> str:
     """Test accuracy on Cora, next to the published one."""
     names = {"gcn": "GCN", "gat": "GAT", "appnp": "APPNP", "gcn2": "GCNII, 64 layers"}
     cells = {
         cell["model"]: cell for cell in load("paper_small")["cells"] if cell["dataset"] == "Cora"
     }
-
-    def score(found: dict[str, Any], scale: float) -> str:
-        mean, std = (scale * found[key] for key in ("mean", "std"))
-        return f"{mean:.2f} ± {std:.2f}"
-
     rows = []
     for model, name in names.items():
         cell = cells[model]
@@ -226,6 +244,18 @@ def cora() -> str:
         own = [score(cell[key]["test"], 100) for key in ("histories", "full_batch")]
         rows.append([f"{name}, {runs} seeds", *own, score(cell["published"], 1)])
     return markdown(["Cora, public split", "histories", "full batch", "published, histories"], rows)
+
+
+def few_labels() -> str:
+    """Test accuracy with 20 labels of each class, by the settings of the paper."""
+    names, rows = {"gcn": "GCN", "gat": "GAT", "appnp": "APPNP", "gcn2": "GCNII"}, []
+    for cell in load("paper_small")["cells"]:
+        if cell["dataset"] == "Cora" or "test" not in cell["histories"]:
+            continue
+        own = [score(cell[key]["test"], 100) for key in ("histories", "full_batch")]
+        runs = cell["histories"]["runs"]
+        rows.append([f"{cell['dataset']}, {names[cell['model']]}", str(runs), *own])
+    return markdown(["graph, model", "runs", "histories", "full batch"], rows)
 
 
 def headline() -> str:
@@ -341,6 +371,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "from_papers": from_papers,
     "parts_of_fit": parts_of_fit,
     "shares": shares,
+    "depth": depth,
+    "few_labels": few_labels,
     "grid": grid,
     "baselines": baselines,
     "precompute": precompute,
