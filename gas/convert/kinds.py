@@ -221,8 +221,12 @@ def _check_node(
     module = get_module(net, node)
     given: dict[Node, Any] = {}
 
+    def take(argument: Node) -> Any:
+        has_rows = kinds[argument] != OTHER  # Others may have as many rows by chance.
+        return select_rows(values[argument], size if has_rows else -1, rows)
+
     def cut(argument: Node) -> Any:
-        return given.setdefault(argument, select_rows(values[argument], size, rows))
+        return given.setdefault(argument, take(argument))
 
     reason = reason_inexact(module) if module is not None else ""
     why = reason or (
@@ -249,9 +253,7 @@ def _check_node(
     if not exact:
         raise ValueError(f"'{node.name}' ({what}) isn't exact on mini-batches{mode}: it {why}")
     for argument, value in given.items():
-        if len(argument.users) > 1 and not is_close(
-            value, select_rows(values[argument], size, rows)
-        ):
+        if len(argument.users) > 1 and not is_close(value, take(argument)):
             raise ValueError(
                 f"'{node.name}' ({what}) changes '{argument.name}' in place, which another "
                 "function reads: leave out 'inplace', or use the function that returns a new tensor"

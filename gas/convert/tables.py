@@ -151,14 +151,14 @@ def asks_for_rows(node: Node) -> bool:
 
 
 def read_all_rows(graph: Graph, values: Mapping[Node, Any]) -> None:
-    """Read tables as they are where a module takes all rows, ``embedding(arange(num_nodes))``.
+    """Read tables by the ids of nodes where a module asks for all rows, ``embedding(arange(n))``.
 
     Args:
         graph: The traced graph.
         values: The values of its nodes on a small graph.
     """
     for node in filter(asks_for_rows, graph.nodes):
-        ids, table = node.args
-        every = torch.arange(len(values[table]), device=values[table].device)
-        if node.kwargs.get("padding_idx") is None and torch.equal(values[ids], every):
-            node.replace_all_uses_with(table)
+        ids, rows = node.args
+        every = torch.arange(len(values[rows]), device=values[rows].device)
+        if torch.equal(values[ids], every):
+            node.args = rows.args[-1], rows.args[0]  # Of the layer's own gradient.

@@ -12,7 +12,7 @@ from torch_geometric.utils import scatter
 
 import gas
 
-SIZES = (40, 200)  # Below and above the numbers of nodes of the small graphs.
+SIZES = (40, 61, 199, 200)  # Also those of a small graph, and of a sample of the graph.
 
 
 class Net(nn.Module):
@@ -92,6 +92,7 @@ CASES = {
     "embedding and parameter": (Net, of_edges),
     "padding": (lambda n: Net(n, padding_idx=3), of_edges),
     "all ids": (Everyone, of_x),
+    "all ids, padding": (lambda n: Everyone(n, padding_idx=3), of_x),
     "one parameter, two names": (Tied, of_edges),
     "LightGCN": (lambda n: Light(n, 8, 2), of_edges),
     "LINKX": (lambda n: LINKX(n, 5, 8, 3, 2, num_edge_layers=2), of_x),
@@ -205,3 +206,13 @@ def test_what_mini_batches_do_not_know_is_refused(error):
 
     with pytest.raises(ValueError, match=error):
         gas.to_scalable(Other(200), random_graph(200))
+
+
+def test_sparse_gradients_stay_sparse():
+    data, net = random_graph(200), Everyone(200, sparse=True)
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    model.refresh(graph, log=False)
+    model(next(iter(gas.SubgraphLoader(graph, log=False)))).sum().backward()
+    assert net.embedding.weight.grad.is_sparse
+    torch.optim.SparseAdam([net.embedding.weight]).step()
