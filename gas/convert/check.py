@@ -223,13 +223,11 @@ def check_layers(
 
 
 def check_edges(name: str, source: Node, calls: Sequence[LayerCall], num_dropped: int) -> None:
-    """Refuse a model without layers, or whose edges go to anything else.
+    """Refuse a model whose edges go to anything but its layers.
 
     Raises:
         ValueError: If it is such a model.
     """
-    if not calls:
-        raise ValueError(f"{name} has no message passing layer")
     if sum(call.dropped is not None for call in calls) != num_dropped:
         raise ValueError(
             f"{name} drops edges of layers that take some of the edges alone, edge_index[:, mask]: "

@@ -293,6 +293,7 @@ def _trace(
     named = ["x" if key == inputs.features else key for key in wanted]
     is_named = not inputs.graph and not inputs.matrix
     order = [key for key in named if key in given] if is_named else list(given)
+    order += [] if inputs.edges in order else [inputs.edges]  # The model is given them anyway.
     known = (*order, inputs.graph, inputs.features, inputs.matrix)
     fixed = {key: default for key, default in wanted.items() if key not in known}
     samples = [inputs.values(each) for each in graphs]
@@ -330,7 +331,9 @@ def _make_model(
     dims = {node: row_dims(value, SAMPLES[0][0]) for node, value in values.items()}
     shapes = {node: _history_shape(node, values[node], dims[node]) for node in placed.pulled}
     widths = [math.prod(shape) for shape in shapes.values()]
-    writer = GraphWriter(copied, kinds, placed, calls, made.outputs, dims, shapes, made.transform)
+    writer = GraphWriter(
+        copied, kinds, placed, calls, made.outputs, dims, shapes, made.transform, made.inputs.edges
+    )
     written = writer.write(graph)
     drawing = _describe_layers(graph, placed, calls, widths)
     added = [getattr(make, "keywords", {}).get("target") for make in made.added.values()]

@@ -760,7 +760,6 @@ CASES = {
             F.dropout(x.view(-1, 2), 0.5, net.training, inplace=True), edge_index
         )
     ),
-    "a product alone": lambda t: convert(lambda net, x, edge_index: x * 2),
     "an output of the graph": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index).mean(dim=0)
     ),
