@@ -12,7 +12,6 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
-from torch.fx.proxy import TraceError
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
@@ -20,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 
 from gas.convert.changes import check_change
 from gas.convert.edge_layers import EdgeLayer, InexactLayerError, Propagation
-from gas.convert.failures import describe_error, find_line, is_own
+from gas.convert.failures import explain_trace, find_line
 from gas.convert.known import KnownProxy, KnownValues
 from gas.convert.matrices import MatrixError, TracedMatrix, matrix_error, spread_matrix
 from gas.convert.modes import (
@@ -171,7 +170,7 @@ class _Tracer(Tracer):
                 "around the model"
             )
         node = super().create_node(*args, **kwargs)
-        check_change(self.known.root, node)
+        check_change(node)
         if node.op == "get_attr" and str(node.target).startswith(CONSTANT):
             node.meta[LINE] = find_line()
         if not torch.is_grad_enabled():
@@ -325,7 +324,7 @@ def trace(
         cure = f"; if this is for random edges or rows, {BY_ROW}" if called & IN_ORDER else ""
         is_list = isinstance(samples[0][edges], Tensor) and samples[0][edges].dtype == torch.long
         raise (ValueError if is_list else MatrixError)(
-            f"{name} can't be followed{runs.tracer.failed}: {_explain(error)}{cure}"
+            f"{name} can't be followed{runs.tracer.failed}: {explain_trace(error)}{cure}"
         ) from error
     merger = merger or merge(graphs[0])
     merger.merge(graphs[1])
@@ -337,19 +336,6 @@ def trace(
         setattr(net, key, value)
     _check_modes(net, merger.graph)
     return merger.graph
-
-
-def _explain(error: Exception) -> str:
-    """Return why tracing fails, and what to do."""
-    if is_own(error):
-        return str(error)
-    why = "It is called with stand-ins for tensors, which have shapes but no values"
-    if isinstance(error, TraceError):
-        why = "What it does must not depend on values of tensors"
-    return (
-        f"{describe_error(error)}. {why}: subclass gas.ScalableGNN instead, and call "
-        "push_and_pull after every layer but the last"
-    )
 
 
 def _check_modes(net: Module, graph: Graph) -> None:
