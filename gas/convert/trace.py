@@ -35,6 +35,7 @@ from gas.convert.modes import (
 )
 from gas.convert.places import CONSTANT
 from gas.convert.runs import Runs, answer_questions, merge_random_branches
+from gas.convert.segments import AttentionWeights
 from gas.nn import NeverExactError, SimpleConv, check_exact
 from gas.scalable import preserve_modes
 
@@ -46,6 +47,7 @@ InCall = Callable[[dict[str, Any]], dict[str, Any]]
 GIVEN = (
     "is_given_edge"  # Whether an edge is one of the graph's own, not a self-loop that was added.
 )
+ATTENTION = "return_attention_weights"
 DROP = "drops_edges"  # What a layer's node notes: the call, its probability, and if weights drop.
 
 
@@ -81,6 +83,9 @@ class _Tracer(Tracer):
                 return forward(*args, **kwargs)
             if isinstance(m, MessagePassing) and not self._opens(m):
                 args, kwargs = spread_matrix(m, args, kwargs)
+                if kwargs.get(ATTENTION) is True:
+                    out = super().call_module(m, forward, args, {**kwargs, ATTENTION: None})
+                    return out, AttentionWeights(self.path_of_module(m))
             return super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed = self.failed or f" in '{self.path_of_module(m)}' ({type(m).__name__})"

@@ -488,6 +488,36 @@ def test_weights_of_another_precision():
 # Refusals, and what they tell to do instead.
 
 
+@pytest.mark.parametrize("kind", [pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv])
+def test_attention_weights_that_are_not_read_are_left_out(kind):
+    def run(net, x, edge_index):
+        x, (_, net.kept) = net.first(x, edge_index, return_attention_weights=True)
+        out = net.second(x.relu(), edge_index, return_attention_weights=True)
+        return out[0]
+
+    check(net_of(run, first=kind(5, 8), second=kind(8, 3)), random_graph(), of_x)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda out: out, lambda out: out[0] * out[1][1].sum(), lambda out: out[0] + len(out[1]),
+        lambda out: torch.cat([out[0], 2 * out[1][1]]), lambda out: torch.relu(out[1][1]),
+    ],
+)  # fmt: skip
+def test_attention_weights_that_are_read_are_refused(read):
+    def run(net, x, edge_index):
+        return read(net.conv(x, edge_index, return_attention_weights=True))
+
+    net, data = net_of(run, conv=pyg.GATConv(5, 1)), random_graph()
+    with pytest.raises(ValueError, match="read the weights of the module itself"):
+        gas.to_scalable(net, data)
+    cured = net_of(lambda net, x, edge_index: net.conv(x, edge_index), conv=net.conv)
+    check(cured, data, of_x)
+    data = data.apply(lambda rows: rows.double() if rows.is_floating_point() else rows)
+    net.conv(data.x, data.edge_index, return_attention_weights=True)  # After training.
+
+
 def clamp(net, x, edge_index):
     net.weight.clamp_(0, 0.5)
     return net.conv(x, edge_index) * net.weight

@@ -765,6 +765,10 @@ CASES = {
             F.dropout(x.view(-1, 2), 0.5, net.training, inplace=True), edge_index
         )
     ),
+    "attention weights that are read": lambda t: convert(
+        lambda net, x, edge_index: net.gat(x, edge_index, return_attention_weights=True),
+        gat=pyg.GATConv(2, 2),
+    ),
     "torch.vmap": lambda t: convert(
         lambda net, x, edge_index: torch.vmap(lambda row: 2 * row)(net.conv(x, edge_index))
     ),
