@@ -225,7 +225,7 @@ def change_lists(net: Module) -> Iterator[tuple[str, str]]:
         is_other = isinstance(leaf, Tensor) and leaf.layout == torch.strided
         if not is_other or id(leaf) in known:
             return leaf
-        return with_noise(leaf) if leaf.is_floating_point() else leaf.flip([*range(leaf.dim())])
+        return torch.zeros_like(leaf) if leaf.any() else torch.ones_like(leaf)
 
     for prefix, module in own_modules(net):
         for key, value in list(vars(module).items()):
