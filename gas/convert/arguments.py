@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from gas.convert.kept import find_rows
 from gas.convert.places import ATTRIBUTES_OF_TORCH, find_places
-from gas.graph import WEIGHT
+from gas.graph import WEIGHT, is_row_per_node
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
 # Parameters of graph batches and of neighbour samplers.
@@ -62,6 +62,19 @@ def adjacency_name(names: Sequence[str], data: Data) -> str:
         f"the model takes {', '.join(names)}, and none of them is the adjacency: name it "
         "'edge_index' or 'adj_t', or take the graph as the only argument, forward(data)"
     )
+
+
+def takes_rows_alone(wanted: dict[str, Any], data: Data) -> bool:
+    """Return whether all parameters are for rows of nodes, so that a module has no layers.
+
+    One that may be for an adjacency under another name, such as ``adjs=None``, is none of these;
+    those of :class:`torch_geometric.nn.MLP` are known.
+    """
+    known = [name for name in wanted if name in data and name not in UNSUPPORTED]
+    rows = [name for name in known if is_row_per_node(data, name)]
+    others = [wanted[n] for n in wanted if n not in (*rows, *UNSUPPORTED, "return_emb")]
+    empty = (inspect.Parameter.empty, None)
+    return bool(rows) and not any(default is each for default in others for each in empty)
 
 
 def features_parameter(wanted: dict[str, Any], data: Data, edges: str) -> str:

@@ -20,6 +20,7 @@ from torch_geometric.typing import SparseTensor
 
 from gas.convert.failures import changes_error
 from gas.convert.known import assign
+from gas.convert.places import CONSTANT
 from gas.convert.tables import is_of_table
 
 VIEWS = (
@@ -138,8 +139,8 @@ def _is_data(node: Node) -> bool:
     return node.target is getattr and node.args[1] == "data"
 
 
-def check_change(net: Module, node: Node) -> None:
-    """Refuse a change in place of a parameter, and what isn't followed of one of a buffer.
+def check_change(node: Node) -> None:
+    """Refuse a change in place of a parameter or a buffer.
 
     Raises:
         ValueError: Quoting the line that is followed now.
@@ -150,6 +151,5 @@ def check_change(net: Module, node: Node) -> None:
     if not views or views[-1].op != "get_attr" or node.target == "requires_grad_":
         return
     name = str(views[-1].target)
-    is_parameter = name in dict(net.named_parameters(remove_duplicate=False))
-    if is_parameter or node.target is assign or any(map(_is_data, views)):
+    if not name.startswith(CONSTANT) or node.target is assign or any(map(_is_data, views)):
         raise changes_error(name)

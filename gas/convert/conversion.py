@@ -21,6 +21,7 @@ from gas.convert.check import (
     check_edges,
     check_hooks,
     check_layers,
+    check_lists,
     describe_layer,
     make_layer_tests,
     make_layers,
@@ -127,7 +128,7 @@ def convert_module(
         trained, caches = run_in_training(copied, inputs, graphs, expected)
     draws = partial(find_draws, copied, inputs, graphs[0])
     _check_parameters(net, copied)
-    noise = _run_with_noise(copied, inputs, graphs[0], len(trained), choices.opened)
+    noise = _run_with_noise(copied, inputs, graphs[0], [expected, *trained], choices.opened)
     graph = _trace(copied, inputs, wanted, graphs, choices.opened, caches)
     num_dropped = sum(DROP in node.meta for node in graph.nodes)
     if choices.is_turned:
@@ -201,20 +202,22 @@ def _check_parameters(net: Module, called: Module) -> None:
 
 
 def _run_with_noise(
-    net: Module, inputs: Inputs, data: Data, num_trained: int, opened: Opened
+    net: Module, inputs: Inputs, data: Data, returned: Sequence[Any], opened: Opened
 ) -> tuple[dict[Tensor, Tensor], list[list[Any]], str]:  # fmt: skip
     """Return parameters with noise, what a module returns with them, and a parameter it replaces.
 
-    First in evaluation, and then with so many of :data:`NUMBERS` in training.
+    First in evaluation, and then with :data:`NUMBERS` in training, as often as it has ``returned``
+    values before.
 
     Raises:
-        ValueError: If it changes a parameter, quoting the line.
+        ValueError: If it changes a parameter, quoting the line, or reads tensors in a list.
     """
+    check_lists(net, inputs, data, returned)
     noisy: dict[Tensor, Tensor] = {
         weight: with_noise(weight.detach()) for weight in net.parameters()
     }
     found, replaced = [], ""
-    for number in (None, *NUMBERS[:num_trained]):
+    for number in (None, *NUMBERS)[: len(returned)]:
         mode = eval_mode(net) if number is None else training_mode(net, number)
         gradients = torch.no_grad() if number is None else torch.enable_grad()
         with given_parameters(noisy), mode, keep_attributes(net), gradients:
@@ -295,6 +298,7 @@ def _trace(
     named = ["x" if key == inputs.features else key for key in wanted]
     is_named = not inputs.graph and not inputs.matrix
     order = [key for key in (*named, NODE_ID) if key in given] if is_named else list(given)
+    order += [] if inputs.edges in order else [inputs.edges]  # The model is given them anyway.
     known = (*order, inputs.graph, inputs.features, inputs.matrix)
     fixed = {key: default for key, default in wanted.items() if key not in known}
     samples = [inputs.values(each) for each in graphs]
@@ -335,7 +339,9 @@ def _make_model(
     dims = {node: row_dims(value, SAMPLES[0][0]) for node, value in values.items()}
     shapes = {node: _history_shape(node, values[node], dims[node]) for node in placed.pulled}
     widths = [math.prod(shape) for shape in shapes.values()]
-    writer = GraphWriter(copied, kinds, placed, calls, made.outputs, dims, shapes, made.transform)
+    writer = GraphWriter(
+        copied, kinds, placed, calls, made.outputs, dims, shapes, made.transform, made.inputs.edges
+    )
     written = writer.write(graph)
     drawing = _describe_layers(graph, placed, calls, widths)
     added = [getattr(make, "keywords", {}).get("target") for make in made.added.values()]

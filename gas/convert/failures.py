@@ -14,8 +14,10 @@ from typing import Any
 import torch
 import torch_geometric
 from torch import Tensor
+from torch.fx.proxy import TraceError
 from torch.nn import Module
 from torch_geometric.data import Data
+from torch_geometric.nn import MessagePassing
 
 _WRITTEN = re.compile(r"_(propagate|edge_updater)_\w+\.py$")  # What PyG writes for its layers.
 LONGEST = 100  # Characters of a line that is shown.
@@ -80,6 +82,35 @@ def is_own(error: BaseException) -> bool:
     """Return whether an error is one of this library's, whose text says what to do."""
     frames = traceback.extract_tb(error.__traceback__)
     return isinstance(error, ValueError) and frames[-1].filename.startswith(_LIBRARIES[-1])
+
+
+def explain_trace(error: Exception) -> str:
+    """Return why tracing fails, and what to do."""
+    if is_own(error):
+        return str(error)
+    if any("_functorch" in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+        return (
+            "it calls a function of torch.func, such as vmap, which can't be followed: compute all "
+            "rows at once, as x * weight does instead of vmap(lambda row: row * weight)(x)"
+        )
+    why = "It is called with stand-ins for tensors, which have shapes but no values"
+    if isinstance(error, TraceError):
+        why = "What it does must not depend on values of tensors"
+    return (
+        f"{describe_error(error)}. {why}: subclass gas.ScalableGNN instead, and call "
+        "push_and_pull after every layer but the last"
+    )
+
+
+def describe_hooks(net: Module) -> str:
+    """Return which layer has a hook that is given other arguments than the module's, or ""."""
+    for name, layer in net.named_modules():
+        if isinstance(layer, MessagePassing) and layer._forward_pre_hooks:
+            return (
+                f", where the hook before '{name}' ({type(layer).__name__}) is given the layer's "
+                "arguments by their names: take it off, and compute what it does before the call"
+            )
+    return ""
 
 
 def find_lacking(error: Exception, graph: Any) -> str:

@@ -26,6 +26,7 @@ from gas.convert.arguments import (
     node_table_error,
     parameters,
     refuse_ambiguous_weights,
+    takes_rows_alone,
 )
 from gas.convert.changes import with_noise
 from gas.convert.edge_layers import make_matrix
@@ -63,6 +64,7 @@ class Inputs:
       ``edges``, besides ``plain`` ones that are no tensors; ``counted``: one with a row per node;
       ``nested``: dictionaries of these attributes, by their names.
     * ``features``: the parameter for ``x``, if it has another name.
+    * ``has_edges``: whether the module takes the adjacency.
     * ``matrix``: the parameter for a SparseTensor, which is made of ``edge_index`` and weights in
       the call, so that they are followed.
     * ``keeps``: whether a call changes attributes of the module.
@@ -84,6 +86,7 @@ class Inputs:
     matrix: str = ""
     keeps: bool = False
     tables: Tables = field(default_factory=Tables)
+    has_edges: bool = True
 
     @property
     def attributes(self) -> list[str]:
@@ -136,8 +139,9 @@ class Inputs:
         if self.matrix:
             values = self._with_matrix(values)
         if not self.graph:
-            given = {key: value for key, value in values.items() if key != NODE_ID}
-            return {self.features or key if key == "x" else key: given[key] for key in given}
+            unused = (NODE_ID,) if self.has_edges else (NODE_ID, self.edges)
+            named = {key: self.features or key if key == "x" else key for key in values}
+            return {named[key]: values[key] for key in values if key not in unused}
         return {self.graph: GraphArgument({**self.plain, **values}, self.counted, self.nested)}
 
     def reads_adj_t(self, data: Data) -> bool:
@@ -196,6 +200,7 @@ class Inputs:
         """
         values, changed = self.values(data), dict[str, Any]()
         given = self.in_call(values)
+        shown = values if self.graph or self.matrix else given
         try:
             with (
                 eval_mode(net),
@@ -212,12 +217,12 @@ class Inputs:
             cure = (
                 find_lacking(error, given.get(self.graph))
                 or find_differing_type(net, values)
-                or (f"forward must run on graphs of any size, here {describe_values(values)}")
+                or (f"forward must run on graphs of any size, here {describe_values(shown)}")
             )
             how += f": {describe_error(error)}" + ("" if is_own(error) else f"; {cure}")
             raise ValueError(
                 f"{type(net).__name__} can't be run on a small graph like this one, with "
-                f"{', '.join(values)}{how}"
+                f"{', '.join(shown)}{how}"
             ) from error
         if not self.graph:
             return out, replace(self, keeps=bool(changed))
@@ -235,7 +240,7 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     has_forward = type(net).forward is not Module.forward or "forward" in vars(net)
     method = "forward" if has_forward else "encode"
     wanted = parameters(net, method)
-    features = ""
+    features, has_edges = "", True
     if graph := graph_parameter(wanted, data):
         edges = next((name for name in ADJACENCY if name in data), ADJACENCY[0])
         unused = (*ADJACENCY, *UNSUPPORTED, *RESERVED)
@@ -245,7 +250,9 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
         try:
             edges = adjacency_name(list(wanted), data)
         except ValueError as error:
-            raise node_table_error(net, data, error) or error from None
+            if not takes_rows_alone(wanted, data):
+                raise node_table_error(net, data, error) or error from None
+            edges, has_edges = ADJACENCY[0], False
         names = [n for n in wanted if n in data and n not in (*ADJACENCY, *UNSUPPORTED)]
         features = features_parameter(wanted, data, edges)
         names = ["x", *names] if features else names
@@ -271,12 +278,13 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
             f"({', '.join(sorted(data.keys()))}): name it as the attribute, or set the attribute"
         )
     weighted = _is_weighted(data.get("adj_t")) and "edge_index" not in data
-    by_value = weighted or (edges != "edge_index" and WEIGHT in data)
+    by_value = has_edges and (weighted or (edges != "edge_index" and WEIGHT in data))
     adj_t = data.get("adj_t")
     is_sparse_tensor = adj_t is not None and layout_of(adj_t, "adj_t").name == "sparse_tensor"
     layout = "sparse_tensor" if is_sparse_tensor else "csr"
     if not graph:
-        return Inputs(method, names, edges, by_value, layout=layout, features=features), wanted
+        given = Inputs(method, names, edges, by_value, layout=layout, features=features)
+        return replace(given, has_edges=has_edges), wanted
     plain = {
         key: value for key, value in data.to_dict().items()
         if isinstance(value, bool | int | float | str) and key != "num_nodes"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node, Proxy
 from torch.nn import Module
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torch_geometric.typing import SparseTensor
 
 from gas.convert.changes import given_parameters, with_noise
@@ -211,6 +211,33 @@ def _find_numbers(net: Module) -> list[tuple[dict[str, Any], str, float]]:
     ]
 
 
+def change_lists(net: Module) -> Iterator[tuple[str, str]]:
+    """Give other values to the tensors in each list or dictionary of a module in turn.
+
+    Not to parameters and buffers, which a model reads where they are.
+
+    Yields:
+        The name of the attribute, and its type.
+    """
+    known = {id(each) for each in (*net.parameters(), *net.buffers())}
+
+    def change(leaf: Any) -> Any:
+        is_other = isinstance(leaf, Tensor) and leaf.layout == torch.strided
+        if not is_other or id(leaf) in known:
+            return leaf
+        return torch.zeros_like(leaf) if leaf.any() else torch.ones_like(leaf)
+
+    for prefix, module in own_modules(net):
+        for key, value in list(vars(module).items()):
+            leaves, nested = tree_flatten(value)
+            changed = [*map(change, leaves)]
+            is_read = key not in ATTRIBUTES_OF_TORCH and not isinstance(value, Tensor)
+            if is_read and any(a is not b for a, b in zip(leaves, changed, strict=True)):
+                vars(module)[key] = tree_unflatten(changed, nested)
+                yield f"{prefix}.{key}".lstrip("."), type(value).__name__
+                vars(module)[key] = value
+
+
 def memory_error(net: Module, name: str, value: Any) -> ValueError:
     """Return the error about an attribute that one call sets and a later one reads."""
     prefix, _, key = name.rpartition(":" if ":" in name else ".")
@@ -218,10 +245,8 @@ def memory_error(net: Module, name: str, value: Any) -> ValueError:
     if prefix and ":" not in name:
         where = f"'{prefix}' ({where})"
     cure = BY_TIME
-    if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1):
+    if isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() < 2):
         cure = "register it as a buffer, and change it in place in the training loop"
-    elif isinstance(value, Tensor) and value.dim() < 2:
-        cure = "take a module of torch.nn that keeps statistics, such as BatchNorm1d, or none"
     return ValueError(
         f"{where} keeps '{key}' of one call for the next, and mini-batches come after one another: "
         f"{cure}"

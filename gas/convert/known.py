@@ -82,6 +82,11 @@ class KnownProxy(Proxy):
         value = cast(Any, self.tracer).known.fixed(self.node)
         if isinstance(value, int):
             return value
+        if tensors := _find_attributes(self.node):
+            raise ValueError(
+                f"it makes a number of '{tensors[0]}', which training may change: compute with the "
+                "tensor itself, such as x * self.scale instead of x * float(self.scale)"
+            )
         raise TypeError(
             f"'{self.node.name}' depends on the graph, and a number is expected that doesn't"
         )
@@ -92,6 +97,14 @@ class _KnownAttribute(Attribute):
 
     __len__, __setitem__ = KnownProxy.__len__, KnownProxy.__setitem__
     __getattr__ = KnownProxy.__getattr__
+
+
+def _find_attributes(node: Node) -> list[str]:
+    """Return the tensors of the module of which a value is computed, if of nothing else."""
+    if node.op == "get_attr":
+        return [str(node.target)]
+    found = [_find_attributes(each) for each in node.all_input_nodes]
+    return [name for names in found for name in names] if all(found) else []
 
 
 class KnownValues:

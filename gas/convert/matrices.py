@@ -16,10 +16,11 @@ import torch
 from torch.fx import Graph, Proxy
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
-from torch_geometric.typing import WITH_TORCH_SCATTER, WITH_TORCH_SPARSE, SparseTensor
+from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 from torch_geometric.utils import coalesce, scatter, to_undirected
 
 from gas.convert.modes import copy_function, replace_functions
+from gas.convert.segments import RowPointers, trace_segments
 from gas.nn import ProjectedConv, SimpleConv
 
 # The layers that multiply, by the names that they get in a module.
@@ -131,6 +132,16 @@ class TracedMatrix:
         """Return rows, columns and values."""
         return self.row, self.col, self.value
 
+    def csr(self) -> tuple[Any, Any, Any]:
+        """Return where the entries of rows begin, which segments are reduced by, and as above."""
+        if self.shape is None:
+            return self.__getattr__("csr without its sizes")
+        return RowPointers(self.row, self.shape[0]), self.col, self.value
+
+    def csc(self) -> tuple[Any, Any, Any]:
+        """Return where the entries of columns begin, rows and values."""
+        return self.t().csr()
+
     def set_value(self, value: Any, layout: Any = None) -> TracedMatrix:
         """Return a matrix with other values."""
         return TracedMatrix(self.row, self.col, value, self.shape)
@@ -223,6 +234,8 @@ class TracedMatrix:
             row=lambda: self.row,
             col=lambda: self.col,
             value=lambda: self.value,
+            rowptr=lambda: self.csr()[0],
+            colptr=lambda: self.csc()[0],
             rowcount=lambda: self.set_value(None).sum(1).long(),
             colcount=lambda: self.set_value(None).sum(0).long(),
         )
@@ -357,24 +370,13 @@ def _make_method(function: Any) -> Callable[..., Any]:
     return call
 
 
-def _make_extreme(function: Any, reduce: str) -> Callable[..., Any]:
-    """Make ``torch_scatter.scatter_max``, or min, of traced messages, without the positions."""
-
-    def extreme(src: Any, index: Any, dim: int, out: Any, dim_size: Any) -> Any:
-        if not isinstance(src, Proxy) or out is not None:
-            return function(src, index, dim, out, dim_size)
-        return scatter(src, index, dim, dim_size, reduce), None
-
-    return extreme
-
-
 @contextmanager
 def trace_matrices() -> Iterator[None]:
     """Let a module that is traced make sparse matrices of its edges, and multiply by them.
 
-    And take the largest of messages by torch-scatter.
+    And reduce messages by torch-scatter, and by the pointers of a matrix.
     """
-    with ExitStack() as stack:
+    with trace_segments(), ExitStack() as stack:
         coo = _make_coo(torch.sparse_coo_tensor)
         stack.enter_context(mock.patch.object(torch, "sparse_coo_tensor", coo))
         if WITH_TORCH_SPARSE:
@@ -390,10 +392,4 @@ def trace_matrices() -> Iterator[None]:
                 name = f"spmm_{reduce}"
                 product = _make_product(getattr(module, name), reduce)
                 stack.enter_context(mock.patch.object(module, name, product))
-        if WITH_TORCH_SCATTER:
-            operators: Any = torch.ops.torch_scatter
-            for reduce in ("min", "max"):
-                name = f"scatter_{reduce}"
-                extreme = _make_extreme(getattr(operators, name), reduce)
-                stack.enter_context(mock.patch.object(operators, name, extreme))
         yield

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Data
 
 from gas.convert.edge_layers import bind
-from gas.convert.failures import describe_error, is_own
+from gas.convert.failures import describe_error, describe_hooks, is_own
 from gas.convert.fixed_numbers import NUMBERS, training_mode
 from gas.convert.inputs import Inputs, copy_value, eval_mode
 from gas.convert.kept import find_caches, find_read, memory_error
@@ -242,7 +242,7 @@ def record_values(
         return [record(net, graph, inputs, each, weighted) for each in graphs]
     except Exception as error:
         how = f" after {transform}, which attributes of edges don't follow" if transform else ""
-        how += describe_constants(graph)
+        how += describe_constants(graph) + describe_hooks(net)
         kind = DifferentEdgesError if transform else ValueError
         raise kind(
             f"{type(net).__name__} can't be run on a small graph{how}: {describe_error(error)}"

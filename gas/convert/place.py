@@ -166,6 +166,7 @@ class GraphWriter:
         dims: The dimension of the rows in each node's value, nested as the value is.
         shapes: The shapes of the rows of the nodes with histories.
         transform: The transform of the whole graph.
+        edges: The input that is the adjacency.
     """
 
     def __init__(
@@ -178,12 +179,13 @@ class GraphWriter:
         dims: Mapping[Node, Any],
         shapes: Mapping[Node, Sequence[int]],
         transform: Any,
+        edges: str,
     ) -> None:
         self._shapes, self._dims, self._transform = shapes, dims, transform
         self._outputs = outputs
         self._net, self._kinds, self._plan = net, kinds, placed
         self._calls = {call.node: call for call in calls}
-        self._edges = next(str(c.given[c.adjacency].target) for c in calls)
+        self._edges = edges
         self.graph = Graph()
         self._scope = self.graph.placeholder("scope")
         self._dropped: dict[

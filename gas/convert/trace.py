@@ -12,7 +12,6 @@ import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
-from torch.fx.proxy import TraceError
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
@@ -20,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 
 from gas.convert.changes import check_change
 from gas.convert.edge_layers import EdgeLayer, InexactLayerError, Propagation
-from gas.convert.failures import describe_error, find_line, is_own
+from gas.convert.failures import explain_trace, find_line
 from gas.convert.known import KnownProxy, KnownValues
 from gas.convert.matrices import MatrixError, TracedMatrix, matrix_error, spread_matrix
 from gas.convert.modes import (
@@ -36,6 +35,7 @@ from gas.convert.modes import (
 )
 from gas.convert.places import CONSTANT
 from gas.convert.runs import Runs, answer_questions, merge_random_branches
+from gas.convert.segments import AttentionWeights
 from gas.nn import NeverExactError, SimpleConv, check_exact
 from gas.scalable import preserve_modes
 
@@ -47,6 +47,7 @@ Call = Callable[[Module, dict[str, Any], Callable[..., Any]], Any]
 GIVEN = (
     "is_given_edge"  # Whether an edge is one of the graph's own, not a self-loop that was added.
 )
+ATTENTION = "return_attention_weights"
 DROP = "drops_edges"  # What a layer's node notes: the call, its probability, and if weights drop.
 
 
@@ -82,6 +83,9 @@ class _Tracer(Tracer):
                 return forward(*args, **kwargs)
             if isinstance(m, MessagePassing) and not self._opens(m):
                 args, kwargs = spread_matrix(m, args, kwargs)
+                if kwargs.get(ATTENTION) is True:
+                    out = super().call_module(m, forward, args, {**kwargs, ATTENTION: None})
+                    return out, AttentionWeights(self.path_of_module(m))
             return super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed = self.failed or f" in '{self.path_of_module(m)}' ({type(m).__name__})"
@@ -173,7 +177,7 @@ class _Tracer(Tracer):
                 "around the model"
             )
         node = super().create_node(*args, **kwargs)
-        check_change(self.known.root, node)
+        check_change(node)
         if node.op == "get_attr" and str(node.target).startswith(CONSTANT):
             node.meta[LINE] = find_line()
         if not torch.is_grad_enabled():
@@ -327,7 +331,7 @@ def trace(
         cure = f"; if this is for random edges or rows, {BY_ROW}" if called & IN_ORDER else ""
         is_list = isinstance(samples[0][edges], Tensor) and samples[0][edges].dtype == torch.long
         raise (ValueError if is_list else MatrixError)(
-            f"{name} can't be followed{runs.tracer.failed}: {_explain(error)}{cure}"
+            f"{name} can't be followed{runs.tracer.failed}: {explain_trace(error)}{cure}"
         ) from error
     merger = merger or merge(graphs[0])
     merger.merge(graphs[1])
@@ -339,19 +343,6 @@ def trace(
         setattr(net, key, value)
     _check_modes(net, merger.graph)
     return merger.graph
-
-
-def _explain(error: Exception) -> str:
-    """Return why tracing fails, and what to do."""
-    if is_own(error):
-        return str(error)
-    why = "It is called with stand-ins for tensors, which have shapes but no values"
-    if isinstance(error, TraceError):
-        why = "What it does must not depend on values of tensors"
-    return (
-        f"{describe_error(error)}. {why}: subclass gas.ScalableGNN instead, and call "
-        "push_and_pull after every layer but the last"
-    )
 
 
 def _check_modes(net: Module, graph: Graph) -> None:

@@ -8,6 +8,7 @@ from comparisons import check, check_gradients, of_x
 from conftest import random_graph
 from torch import nn
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import segment
 
 import gas
 
@@ -183,6 +184,62 @@ class Scatters(nn.Module):
 @pytest.mark.parametrize("how", ["add", "mean", "max", "min", "softmax"])
 def test_torch_scatter(how):
     check(Scatters(how), random_graph(), of_x)
+
+
+class Segments(nn.Module):
+    """Reduces messages by where the rows of a SparseTensor begin."""
+
+    def __init__(self, function, reduce, turned):
+        super().__init__()
+        self.lin1, self.lin2, self.turned = nn.Linear(5, 8), nn.Linear(8, 3), turned
+        self.function, self.reduce = function, reduce
+
+    def forward(self, x, adj_t):
+        import torch_scatter
+
+        function = segment if self.function == "segment" else torch_scatter.segment_csr
+        for lin in (self.lin1, self.lin2):
+            ptr, index, value = adj_t.t().csc() if self.turned else adj_t.csr()
+            messages = lin(x).relu()[index]
+            messages = messages if value is None else value.view(-1, 1) * messages
+            x = function(messages, ptr, reduce=self.reduce)
+        return x
+
+
+@pytest.mark.requires("torch_sparse")
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("function", "reduce"),
+    [("segment", "mean"), ("segment", "max"), ("segment_csr", "sum"), ("segment_csr", "min")],
+)
+def test_messages_that_are_reduced_by_pointers(function, reduce, turned, is_weighted):
+    check(Segments(function, reduce, turned), sparse_graph(is_weighted), of_adj_t)
+
+
+@pytest.mark.requires("torch_sparse")
+@pytest.mark.parametrize(
+    "count",
+    [
+        lambda adj_t: adj_t.csr()[0][1:] - adj_t.csr()[0][:-1],
+        lambda adj_t: adj_t.storage.rowptr().diff(),
+        lambda adj_t: torch.diff(adj_t.csr()[0]),
+    ],
+)
+def test_pointers_that_are_read_are_refused(count):
+    def run(net, x, adj_t):
+        degrees = net.count(adj_t).clamp(min=1).to(x.dtype)
+        return (adj_t @ net.lin1(x)) / degrees[:, None]
+
+    class Counts(OfGraph):
+        forward = run
+
+    net = Counts(None)
+    net.count = count
+    with pytest.raises(ValueError, match=r"and adj_t.sum\(dim=1\) for degrees"):
+        gas.to_scalable(net, sparse_graph(False))
+    net.count = lambda adj_t: adj_t.sum(dim=1)
+    check(net, sparse_graph(False), of_adj_t)
 
 
 # Weights of the graph's own matrix ----------------------------------------------------------------

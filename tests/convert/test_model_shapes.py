@@ -658,3 +658,75 @@ def test_shapes_that_a_mask_decides_are_refused():
 
     with pytest.raises(ValueError, match="control flow"):
         gas.to_scalable(Masked(), random_graph())
+
+
+class Perceptron(nn.Module):
+    """A baseline that reads no edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.start, self.norm, self.end = nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x, y=None, flag=False):
+        return self.end(F.dropout(self.norm(self.start(x)).relu(), 0.5, self.training))
+
+
+class PerceptronOfGraph(Perceptron):
+    def forward(self, data):
+        return super().forward(data.x)
+
+
+@pytest.mark.parametrize(
+    ("net", "call"),
+    [
+        (Perceptron(), lambda net, data: net(data.x)),
+        (PerceptronOfGraph(), None),
+        (pyg.MLP([5, 8, 3]), lambda net, data: net(data.x)),
+    ],
+    ids=["rows", "a graph", "MLP"],
+)
+@pytest.mark.parametrize("matrix", [False, True], ids=["edge_index", "adj_t"])
+def test_models_without_edges(net, call, matrix):
+    data = random_graph()
+    data = T.ToSparseTensor(layout=torch.sparse_csr)(data) if matrix else data
+    model, _, _ = check(net, data, call)
+    assert not model.histories
+
+
+def test_a_baseline_without_edges_is_trained_as_others_are(tmp_path):
+    data, net = random_graph(), Perceptron()
+    data.val_mask = data.test_mask = ~data.train_mask
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    before = copy.deepcopy(net.state_dict())
+    gas.fit(model, graph, torch.optim.Adam(net.parameters()), epochs=2, batch_size=2, log=False)
+    assert not torch.equal(before["start.weight"], net.start.weight)
+    accuracy = gas.evaluate(model, graph)["test"]
+    out = net.eval()(data.x).argmax(1)
+    assert accuracy == pytest.approx((out == data.y)[data.test_mask].float().mean().item())
+    assert gas.plan(data, model, log=False)
+    gas.save(tmp_path, model)
+    other = Perceptron()
+    gas.load(tmp_path, other)
+    assert all(map(torch.equal, net.state_dict().values(), other.state_dict().values()))
+
+
+@pytest.mark.parametrize("default", ["", "=None"])
+def test_an_adjacency_of_another_name_is_no_model_without_edges(default):
+    data = random_graph()
+    data.adjs = data.edge_index
+    made = {}
+    exec(f"def forward(self, x, adjs{default}): return self.end(x)", made)
+    net = type("Strange", (nn.Module,), {"forward": made["forward"]})()
+    net.end = nn.Linear(5, 3)
+    with pytest.raises(ValueError, match="takes x, adjs, and none of them is the adjacency"):
+        gas.to_scalable(net, data)
+
+
+def test_models_without_edges_look_at_one_node():
+    class Centred(Perceptron):
+        def forward(self, x):
+            return super().forward(x - x.mean(dim=0))
+
+    with pytest.raises(ValueError, match=r"'mean' \(mean\) isn't exact"):
+        gas.to_scalable(Centred(), random_graph())

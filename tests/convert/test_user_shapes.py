@@ -483,3 +483,87 @@ def test_weights_of_another_precision():
         gas.to_scalable(net, data)  # As PyG's layers do.
     data.edge_weight = data.edge_weight.to(torch.float32)
     check(net, data, lambda net, data: net(data.x, data.edge_index, data.edge_weight))
+
+
+# Refusals, and what they tell to do instead.
+
+
+@pytest.mark.parametrize("kind", [pyg.GATConv, pyg.GATv2Conv, pyg.TransformerConv])
+def test_attention_weights_that_are_not_read_are_left_out(kind):
+    def run(net, x, edge_index):
+        x, (_, net.kept) = net.first(x, edge_index, return_attention_weights=True)
+        out = net.second(x.relu(), edge_index, return_attention_weights=True)
+        return out[0]
+
+    check(net_of(run, first=kind(5, 8), second=kind(8, 3)), random_graph(), of_x)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda out: out, lambda out: out[0] * out[1][1].sum(), lambda out: out[0] + len(out[1]),
+        lambda out: torch.cat([out[0], 2 * out[1][1]]), lambda out: torch.relu(out[1][1]),
+    ],
+)  # fmt: skip
+def test_attention_weights_that_are_read_are_refused(read):
+    def run(net, x, edge_index):
+        return read(net.conv(x, edge_index, return_attention_weights=True))
+
+    net, data = net_of(run, conv=pyg.GATConv(5, 1)), random_graph()
+    with pytest.raises(ValueError, match="read the weights of the module itself"):
+        gas.to_scalable(net, data)
+    cured = net_of(lambda net, x, edge_index: net.conv(x, edge_index), conv=net.conv)
+    check(cured, data, of_x)
+    data = data.apply(lambda rows: rows.double() if rows.is_floating_point() else rows)
+    net.conv(data.x, data.edge_index, return_attention_weights=True)  # After training.
+
+
+def clamp(net, x, edge_index):
+    net.weight.clamp_(0, 0.5)
+    return net.conv(x, edge_index) * net.weight
+
+
+def average(net, x, edge_index):
+    x = net.conv(x, edge_index)
+    if net.training:
+        net.weight.mul_(0.9).add_(0.1 * x.detach().mean(dim=0))
+    return x * net.weight
+
+
+@pytest.mark.parametrize(
+    ("run", "text", "cured"),
+    [
+        (clamp, "'weight' of the module in forward.*compute with a changed copy",
+         lambda net, x, e: net.conv(x, e) * net.weight.clone().clamp_(0, 0.5)),
+        (average, "register it as a buffer, and change it in place in the training loop",
+         lambda net, x, e: net.conv(x, e) * net.weight),
+        (lambda net, x, e: torch.vmap(lambda row: row * net.weight)(net.conv(x, e)),
+         "torch.func, such as vmap", lambda net, x, e: net.conv(x, e) * net.weight),
+        (lambda net, x, e: net.conv(x, e) * float(net.weight[0]), "makes a number of 'weight'",
+         lambda net, x, e: net.conv(x, e) * net.weight[0]),
+        (lambda net, x, e: net.conv(x, e) * net.kept[0], "'kept' is a list of tensors",
+         lambda net, x, e: net.conv(x, e) * net.weight),
+        (lambda net, x, e: net.conv(x, e) * (2 * net.named["a"]), "'named' is a dict of tensors",
+         lambda net, x, e: net.conv(x, e) * (2 * net.weight)),
+        (lambda net, x, e: net.gcn(x, e), "the hook before 'gcn' .GCNConv.",
+         lambda net, x, e: net.gcn(2 * x, e)),
+    ],
+    ids=["clamp", "average", "vmap", "number", "list", "dict", "hook"],
+)  # fmt: skip
+def test_what_refusals_tell_to_do_instead_converts(run, text, cured):
+    def make(function):
+        net = net_of(function, conv=pyg.SAGEConv(5, 3), gcn=pyg.GCNConv(5, 3))
+        if function is run:
+            net.gcn.register_forward_pre_hook(lambda _, args: (2 * args[0], *args[1:]))
+        net.register_buffer("weight", torch.tensor([0.2, 0.7, 0.4]))
+        net.kept, net.named = [torch.ones(3)], {"a": torch.ones(3)}
+        return net
+
+    data = random_graph()
+    with pytest.raises(ValueError, match=text):
+        gas.to_scalable(make(run), data)
+    net = make(cured)
+    model, graph, _ = check(net, data, of_x)
+    net.weight.mul_(3)  # As the training loop does.
+    data.x = data.x.double()
+    assert torch.allclose(model.predict(graph, log=False), net(data.x, data.edge_index))

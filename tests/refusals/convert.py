@@ -31,6 +31,11 @@ def convert(function, *names, data=None, **modules):
     return gas.to_scalable(net_of(function, *names, **modules), ring() if data is None else data)
 
 
+def hooked(layer):
+    layer.register_forward_pre_hook(lambda _, args: (2 * args[0], *args[1:]))
+    return layer
+
+
 class Named(nn.Module):
     def forward(self, x):
         return {"x": x}
@@ -770,7 +775,28 @@ CASES = {
             F.dropout(x.view(-1, 2), 0.5, net.training, inplace=True), edge_index
         )
     ),
-    "a product alone": lambda t: convert(lambda net, x, edge_index: x * 2),
+    "attention weights that are read": lambda t: convert(
+        lambda net, x, edge_index: net.gat(x, edge_index, return_attention_weights=True),
+        gat=pyg.GATConv(2, 2),
+    ),
+    "torch.vmap": lambda t: convert(
+        lambda net, x, edge_index: torch.vmap(lambda row: 2 * row)(net.conv(x, edge_index))
+    ),
+    "a number of a parameter": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index) * float(net.scale.exp()),
+        scale=nn.Parameter(torch.tensor(0.5)),
+    ),
+    "tensors in a list": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index) * net.weights[0],
+        weights=[torch.ones(2)],
+    ),
+    "a buffer that is clamped": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index) * net.weight.clamp_(0, 1),
+        weight=nn.Buffer(torch.ones(2)),
+    ),
+    "a hook before a layer": lambda t: convert(
+        lambda net, x, edge_index: net.gcn(x, edge_index), gcn=hooked(pyg.GCNConv(2, 2))
+    ),
     "an output of the graph": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index).mean(dim=0)
     ),
