@@ -20,7 +20,7 @@ from gas.training.average import AveragedWeights, load_kept_weights, steps_per_e
 from gas.training.callbacks import Callback, CallbackList, check_metrics
 from gas.training.epochs import run_epochs
 from gas.training.full_batch import FullBatch, make_full_batch
-from gas.training.loop import check_trainable, train_epoch
+from gas.training.loop import check_options, check_trainable, train_epoch
 from gas.training.metrics import METRICS, Metric, known_target_mask, split_mask
 from gas.training.record import Progress, Run
 from gas.training.warm_up import check_optimizer, raise_rate
@@ -107,6 +107,10 @@ def fit(
             before, if there is one.
     """
     _check(model, optimizer, epochs, evaluate_every, warm_up, patience, metric, loss, options)
+    check_options(
+        grad_norm, options.get("micro_batches", 1), options.get("max_steps"),
+        options.get("autocast"), loss or options.get("loss_fn"),
+    )  # fmt: skip
     check_metrics({} if metrics is None else metrics)
     check_trainable(model, optimizer)
     functions = on_epoch, options.pop("on_step", None)
@@ -263,13 +267,15 @@ def _labels_in_original_order(graph: Data, split: int, keep_best: bool) -> Data:
                 f"'graph' has no {name!r}, by which nodes are trained and scored: set it before "
                 "gas.cluster"
             )
+    if not bool(split_mask(graph.train_mask, split).any()):
+        raise ValueError("'train_mask' has no node, and nothing would be learnt: set it")
     if keep_best and not bool(split_mask(graph.val_mask, split).any()):
         raise ValueError(
             "'val_mask' has no node, by which the best epoch is chosen: set it, or pass "
             "keep_best=False"
         )
     known = known_target_mask(graph.y.cpu()).view(graph.y.size(0), -1).all(dim=1)
-    unknown = int((split_mask(graph.train_mask, split).cpu().bool() & ~known).sum())
+    unknown = int((split_mask(graph.train_mask, split).cpu() & ~known).sum())
     if unknown:
         raise ValueError(
             f"'train_mask' has {unknown} nodes with an unknown target, which is negative or NaN: "
