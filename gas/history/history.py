@@ -347,6 +347,9 @@ class History(torch.nn.Module):
             IndexError: If a row doesn't exist; nothing was stored then.
         """
         self._check_open()
+        if not isinstance(x, Tensor) or x.layout != torch.strided:
+            what = x.layout if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"'x' is a {what}, expected a dense tensor of rows")
         if x.dim() != 2 or x.size(1) != self.embedding_dim:
             raise ValueError(
                 f"'x' has shape {list(x.shape)}, expected [rows, {self.embedding_dim}], the width "

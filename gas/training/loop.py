@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -187,7 +186,7 @@ def check_options(
     loss: Any,
 ) -> None:
     """Refuse unusable options of :func:`train_epoch`."""
-    if grad_norm is not None and not (isinstance(grad_norm, numbers.Real) and grad_norm > 0):
+    if grad_norm is not None and not (isinstance(grad_norm, int | float) and grad_norm > 0):
         raise ValueError(
             f"'grad_norm' is {grad_norm!r}, expected a number above 0, or None, which doesn't clip"
         )
