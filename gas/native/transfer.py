@@ -79,7 +79,7 @@ def _check_row_ranges(
 ) -> list[tuple[int, int]]:
     first = offset.tolist() if isinstance(offset, Tensor) else list(offset)
     size = count.tolist() if isinstance(count, Tensor) else list(count)
-    if any(isinstance(number, float) for number in (*first, *size)):
+    if float in {*map(type, first), *map(type, size)}:
         raise ValueError(f"'offset' is {first} and 'count' {size}, expected integers")
     if len(first) != len(size) or sum(size) != num_rows:
         raise ValueError(

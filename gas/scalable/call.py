@@ -620,7 +620,7 @@ class Call:
 
     def check_all_pushed(self) -> None:
         """Refuse a forward pass that has left out a history, whose rows would be stale."""
-        missing = {self.bank.get(history, history) for history in self.histories} - {*self.pushed}
+        missing = {*map(self.bank.get, self.histories, self.histories)} - {*self.pushed}
         if missing:  # Histories of others may have been filled.
             raise wrong_calls_error(len(self.histories) - len(missing), len(self.histories))
 

@@ -106,16 +106,12 @@ def fit(
         FloatingPointError: If training diverges. The model then has the weights of the best epoch
             before, if there is one.
     """
-    _check(model, optimizer, epochs, evaluate_every, warm_up, patience, metric, loss, options)
-    check_options(
-        grad_norm, options.get("micro_batches", 1), options.get("max_steps"),
-        options.get("autocast"), loss or options.get("loss_fn"),
+    options = _check(
+        model, optimizer, epochs, evaluate_every, warm_up, patience, metric, loss, grad_norm,
+        options,
     )  # fmt: skip
     check_metrics({} if metrics is None else metrics)
-    check_trainable(model, optimizer)
-    functions = on_epoch, options.pop("on_step", None)
-    called = CallbackList(callbacks, optimizer, scheduler, *functions)
-    options |= {} if loss is None else {"loss_fn": loss}
+    called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
     loader = _make_loader(graph, batch_size)
     table = _labels_in_original_order(loader.data, split, keep_best)
     full, inference = make_full_batch(model, loader), _make_inference_loader(loader)
@@ -189,9 +185,10 @@ def _check(
     patience: int | None,
     metric: Metric | None,
     loss: Callable[[Tensor, Tensor], Tensor] | None,
+    grad_norm: float | None,
     options: dict[str, Any],
-) -> None:
-    """Refuse unusable arguments of :func:`fit`."""
+) -> dict[str, Any]:
+    """Refuse unusable arguments of :func:`fit`, and return the options of :func:`train_epoch`."""
     if not isinstance(model, ScalableGNN):
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN of a homogeneous "
@@ -218,6 +215,11 @@ def _check(
             f"{min(unknown)!r} is no argument of gas.fit, nor one that it passes to "
             "gas.train_epoch: leave it out"
         )
+    options = options if loss is None else {**options, "loss_fn": loss}
+    names = ("micro_batches", "max_steps", "autocast", "loss_fn")
+    check_options(grad_norm, **{name: options[name] for name in names if name in options})
+    check_trainable(model, optimizer)
+    return options
 
 
 def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:

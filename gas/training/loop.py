@@ -93,8 +93,7 @@ def train_epoch(
             ranks, at the end of the epoch, so that no step waits for it.
     """
     ranks = getattr(model, "ranks", None)
-    check_options(grad_norm, micro_batches, max_steps, autocast, loss_fn)
-    _check_ranks(ranks, micro_batches, scale_loss)
+    check_options(grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss)
     check_trainable(model.train(), optimizer)
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
     device = model.device
@@ -180,12 +179,14 @@ def _mean_loss(done: Progress, ranks: Any, losses: Sequence[tuple[int, Tensor]])
 
 def check_options(
     grad_norm: Any,
-    micro_batches: int,
-    max_steps: int | None,
-    autocast: Any,
-    loss: Any,
+    micro_batches: int = 1,
+    max_steps: int | None = None,
+    autocast: Any = None,
+    loss_fn: Any = loss_of,
+    ranks: Any = None,
+    scale_loss: bool = False,
 ) -> None:
-    """Refuse unusable options of :func:`train_epoch`."""
+    """Refuse unusable options of :func:`train_epoch`, and those that ranks don't support."""
     if grad_norm is not None and not (isinstance(grad_norm, int | float) and grad_norm > 0):
         raise ValueError(
             f"'grad_norm' is {grad_norm!r}, expected a number above 0, or None, which doesn't clip"
@@ -195,15 +196,11 @@ def check_options(
         check_integer("max_steps", max_steps, 1)
     if autocast is not None and not isinstance(autocast, torch.dtype):
         raise ValueError(f"'autocast' is {autocast!r}, expected a dtype, such as torch.bfloat16")
-    if loss is not None and (isinstance(loss, type) or not callable(loss)):
+    if isinstance(loss_fn, type) or not callable(loss_fn):
         raise ValueError(
-            f"the loss is {loss!r}, expected a function of outputs and targets, or a module, such "
-            "as torch.nn.CrossEntropyLoss()"
+            f"the loss is {loss_fn!r}, expected a function of outputs and targets, or a module, "
+            "such as torch.nn.CrossEntropyLoss()"
         )
-
-
-def _check_ranks(ranks: Any, micro_batches: int, scale_loss: bool) -> None:
-    """Refuse options that ranks don't support."""
     if ranks is not None and (micro_batches > 1 or scale_loss):
         raise ValueError(
             f"'micro_batches' is {micro_batches} and 'scale_loss' {scale_loss}, but the model is "
