@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
@@ -199,6 +200,12 @@ def check_nodes(data: Data, num_nodes: int) -> None:
     """Refuse attributes without one row per node that should have one, such as masks."""
     for key, value in data:
         per_node = key in ("x", "y", "n_id") or key.endswith("_mask")
+        if per_node and isinstance(value, list | np.ndarray) and len(value) == num_nodes:
+            raise ValueError(
+                f"'{key}' is of type {type(value).__name__}, whose rows would stay where they are "
+                f"when nodes are renumbered, expected a tensor: data.{key} = "
+                f"torch.as_tensor(data.{key})"
+            )
         if not per_node or not isinstance(value, Tensor) or value.dim() == 0:
             continue
         if value.size(0) != num_nodes:

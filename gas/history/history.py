@@ -76,13 +76,14 @@ class History(torch.nn.Module):
         self.codec = Codec.of(dtype)
         self._row_bytes = self.codec.row_bytes(embedding_dim)
         self._value_dtype = self.codec.value_dtype
-        self.store = make_store(store, num_embeddings, embedding_dim, self.codec, device, path)
+        with torch.inference_mode(False):  # Rows can be changed outside of that mode, too.
+            self.store = make_store(store, num_embeddings, embedding_dim, self.codec, device, path)
+            # The number of the push that wrote each row, from 1; 0 for rows never written.
+            self._written_at = torch.zeros(num_embeddings, dtype=torch.int32, device="cpu")
         self.engine = TransferEngine("serial") if engine is None else engine
         self._device = torch.device("cpu")
         self._link = self._make_link()
-        # The number of the push that wrote each row, from 1; 0 for rows never written.
         self._ages = None
-        self._written_at = torch.zeros(num_embeddings, dtype=torch.int32, device="cpu")
         if isinstance(self.store, DiskStore) and path is not None:
             self._ages = DiskStore(num_embeddings, 1, torch.int32, f"{path}.age", "age")
             if not self.store.resumed:  # The ages belong to rows that no longer exist.
@@ -347,6 +348,9 @@ class History(torch.nn.Module):
             IndexError: If a row doesn't exist; nothing was stored then.
         """
         self._check_open()
+        if not isinstance(x, Tensor) or x.layout != torch.strided:
+            what = x.layout if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"'x' is a {what}, expected a dense tensor of rows")
         if x.dim() != 2 or x.size(1) != self.embedding_dim:
             raise ValueError(
                 f"'x' has shape {list(x.shape)}, expected [rows, {self.embedding_dim}], the width "

@@ -30,7 +30,8 @@ class EvalSubgraphLoader(SubgraphLoader):
             ``data`` which was given one, or ``1``)
         bipartite: See :class:`SubgraphLoader`. (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
-        **kwargs: Further arguments of :class:`SubgraphLoader`, ``shuffle`` excepted.
+        **kwargs: Further arguments of :class:`SubgraphLoader`, ``shuffle`` and
+            ``drop_last`` excepted.
     """
 
     def __init__(
@@ -44,6 +45,8 @@ class EvalSubgraphLoader(SubgraphLoader):
     ) -> None:
         if kwargs.pop("shuffle", False):
             raise ValueError("'shuffle' is True, but evaluation has a fixed order: leave it out")
+        if kwargs.get("drop_last"):
+            raise ValueError("'drop_last' is True, but evaluation is of every node: leave it out")
         data = open_if_path(data)
         if isinstance(data, HeteroData):
             raise ValueError(

@@ -79,6 +79,8 @@ def _check_row_ranges(
 ) -> list[tuple[int, int]]:
     first = offset.tolist() if isinstance(offset, Tensor) else list(offset)
     size = count.tolist() if isinstance(count, Tensor) else list(count)
+    if float in {*map(type, first), *map(type, size)}:
+        raise ValueError(f"'offset' is {first} and 'count' {size}, expected integers")
     if len(first) != len(size) or sum(size) != num_rows:
         raise ValueError(
             f"'x' has {num_rows} rows, but 'offset' and 'count' describe {sum(size)} rows in "

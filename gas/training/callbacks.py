@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -135,7 +135,8 @@ class CallbackList(Callback):
         on_epoch: Callable[[Run], Any] | None,
         on_step: Callable[[], Any] | None,
     ) -> None:
-        for each in [callbacks] if isinstance(callbacks, Callback) else callbacks:
+        is_list = isinstance(callbacks, Sequence) and not isinstance(callbacks, str)
+        for each in callbacks if is_list else [callbacks]:
             if each is callbacks or not isinstance(each, Callback):
                 what = "is" if each is callbacks else "has"
                 raise ValueError(

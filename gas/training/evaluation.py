@@ -140,7 +140,7 @@ class Predictions:
     def mask(self, name: str, split: int) -> Tensor | None:
         """Return the nodes of a split, of shape ``[N]``; ``None`` if the graph has no such mask."""
         mask = self.get(f"{name}_mask")
-        return None if mask is None else split_mask(mask.bool(), split)
+        return None if mask is None else split_mask(mask, split)
 
 
 def prediction_columns(found: Predictions, split: int) -> dict[str, Any]:
@@ -186,6 +186,11 @@ def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predictions:
         raise ValueError(
             "'model' returns several values, and one is scored: take that of model.predict(graph), "
             "and score it by gas.training.score"
+        )
+    if not hasattr(model, "predict"):
+        raise ValueError(
+            f"'model' is a {type(model).__name__}, expected a model with histories: convert it, "
+            "gas.to_scalable(net, data)"
         )
     graph = open_if_path(graph, "graph")
     out = model.predict(graph, **options)

@@ -20,7 +20,7 @@ from gas.training.average import AveragedWeights, load_kept_weights, steps_per_e
 from gas.training.callbacks import Callback, CallbackList, check_metrics
 from gas.training.epochs import run_epochs
 from gas.training.full_batch import FullBatch, make_full_batch
-from gas.training.loop import check_trainable, train_epoch
+from gas.training.loop import check_options, check_trainable, train_epoch
 from gas.training.metrics import METRICS, Metric, known_target_mask, split_mask
 from gas.training.record import Progress, Run
 from gas.training.warm_up import check_optimizer, raise_rate
@@ -106,12 +106,12 @@ def fit(
         FloatingPointError: If training diverges. The model then has the weights of the best epoch
             before, if there is one.
     """
-    _check(model, optimizer, epochs, evaluate_every, warm_up, patience, metric, loss, options)
+    options = _check(
+        model, optimizer, epochs, evaluate_every, warm_up, patience, metric, loss, grad_norm,
+        options,
+    )  # fmt: skip
     check_metrics({} if metrics is None else metrics)
-    check_trainable(model, optimizer)
-    functions = on_epoch, options.pop("on_step", None)
-    called = CallbackList(callbacks, optimizer, scheduler, *functions)
-    options |= {} if loss is None else {"loss_fn": loss}
+    called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
     loader = _make_loader(graph, batch_size)
     table = _labels_in_original_order(loader.data, split, keep_best)
     full, inference = make_full_batch(model, loader), _make_inference_loader(loader)
@@ -185,9 +185,10 @@ def _check(
     patience: int | None,
     metric: Metric | None,
     loss: Callable[[Tensor, Tensor], Tensor] | None,
+    grad_norm: float | None,
     options: dict[str, Any],
-) -> None:
-    """Refuse unusable arguments of :func:`fit`."""
+) -> dict[str, Any]:
+    """Refuse unusable arguments of :func:`fit`, and return the options of :func:`train_epoch`."""
     if not isinstance(model, ScalableGNN):
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN of a homogeneous "
@@ -214,6 +215,11 @@ def _check(
             f"{min(unknown)!r} is no argument of gas.fit, nor one that it passes to "
             "gas.train_epoch: leave it out"
         )
+    options = options if loss is None else {**options, "loss_fn": loss}
+    names = ("micro_batches", "max_steps", "autocast", "loss_fn")
+    check_options(grad_norm, **{name: options[name] for name in names if name in options})
+    check_trainable(model, optimizer)
+    return options
 
 
 def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:
@@ -263,13 +269,15 @@ def _labels_in_original_order(graph: Data, split: int, keep_best: bool) -> Data:
                 f"'graph' has no {name!r}, by which nodes are trained and scored: set it before "
                 "gas.cluster"
             )
+    if not bool(split_mask(graph.train_mask, split).any()):
+        raise ValueError("'train_mask' has no node, and nothing would be learnt: set it")
     if keep_best and not bool(split_mask(graph.val_mask, split).any()):
         raise ValueError(
             "'val_mask' has no node, by which the best epoch is chosen: set it, or pass "
             "keep_best=False"
         )
     known = known_target_mask(graph.y.cpu()).view(graph.y.size(0), -1).all(dim=1)
-    unknown = int((split_mask(graph.train_mask, split).cpu().bool() & ~known).sum())
+    unknown = int((split_mask(graph.train_mask, split).cpu() & ~known).sum())
     if unknown:
         raise ValueError(
             f"'train_mask' has {unknown} nodes with an unknown target, which is negative or NaN: "

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from gas.graph import drop_edges_and_rows, is_row_per_edge
 from gas.loader import PartSampler, SubData, find_sampler, tensor_to_device, to_device
-from gas.native import share_cores
+from gas.native import check_integer, share_cores
 from gas.scalable import ScalableGNN
 from gas.training.metrics import loss_of, split_mask
 from gas.training.record import Progress, divergence_error, find_nonfinite_loss
@@ -93,7 +93,7 @@ def train_epoch(
             ranks, at the end of the epoch, so that no step waits for it.
     """
     ranks = getattr(model, "ranks", None)
-    _check_options(ranks, micro_batches, scale_loss)
+    check_options(grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss)
     check_trainable(model.train(), optimizer)
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
     device = model.device
@@ -177,10 +177,30 @@ def _mean_loss(done: Progress, ranks: Any, losses: Sequence[tuple[int, Tensor]])
     return mean
 
 
-def _check_options(ranks: Any, micro_batches: int, scale_loss: bool) -> None:
-    """Refuse numbers of micro-batches below 1, and options that ranks don't support."""
-    if micro_batches < 1:
-        raise ValueError(f"'micro_batches' is {micro_batches}, expected at least 1")
+def check_options(
+    grad_norm: Any,
+    micro_batches: int = 1,
+    max_steps: int | None = None,
+    autocast: Any = None,
+    loss_fn: Any = loss_of,
+    ranks: Any = None,
+    scale_loss: bool = False,
+) -> None:
+    """Refuse unusable options of :func:`train_epoch`, and those that ranks don't support."""
+    if grad_norm is not None and not (isinstance(grad_norm, int | float) and grad_norm > 0):
+        raise ValueError(
+            f"'grad_norm' is {grad_norm!r}, expected a number above 0, or None, which doesn't clip"
+        )
+    check_integer("micro_batches", micro_batches, 1)
+    if max_steps is not None:
+        check_integer("max_steps", max_steps, 1)
+    if autocast is not None and not isinstance(autocast, torch.dtype):
+        raise ValueError(f"'autocast' is {autocast!r}, expected a dtype, such as torch.bfloat16")
+    if isinstance(loss_fn, type) or not callable(loss_fn):
+        raise ValueError(
+            f"the loss is {loss_fn!r}, expected a function of outputs and targets, or a module, "
+            "such as torch.nn.CrossEntropyLoss()"
+        )
     if ranks is not None and (micro_batches > 1 or scale_loss):
         raise ValueError(
             f"'micro_batches' is {micro_batches} and 'scale_loss' {scale_loss}, but the model is "
@@ -332,6 +352,11 @@ class Objective:
             loss = weighted = self.view_loss(*outs, y, index)
         else:
             loss = weighted = self.loss_fn(outs[0][index], y[index])
+        if loss.numel() != 1:
+            raise ValueError(
+                f"the loss has shape {list(loss.shape)}, expected one number, the mean: such as "
+                "torch.nn.CrossEntropyLoss(reduction='mean')"
+            )
         return count, loss.detach(), weighted + getattr(self.model, "reg_loss", 0.0)
 
     def _forward(self, batch: SubData, has_views: bool) -> tuple[Tensor, ...]:

@@ -68,7 +68,11 @@ def check_metric(metric: str | None, y: Tensor, num_outputs: int) -> None:
 
 
 def split_mask(mask: Tensor, split: int) -> Tensor:
-    """Return the mask of one split, of shape ``[N]``; ``split`` is taken modulo their number."""
+    """Return the mask of one split, of shape ``[N]``, bool.
+
+    ``split`` is taken modulo their number, and numbers count as true unless they are 0.
+    """
+    mask = mask.bool()
     return mask if mask.dim() == 1 else mask[:, split % mask.size(1)]
 
 
@@ -79,7 +83,7 @@ def loss_of(out: Tensor, y: Tensor) -> Tensor:
     squared error for real numbers of shape ``[n]`` or ``[n, 1]``.
 
     Raises:
-        ValueError: If targets have another shape than the outputs.
+        ValueError: If targets have another shape than the outputs, or more classes.
     """
     if is_real(y):
         if y.numel() != out.numel():
@@ -96,7 +100,14 @@ def loss_of(out: Tensor, y: Tensor) -> Tensor:
                 "labels [n, C], or classes [n], data.y = data.y.view(-1)"
             )
         return F.binary_cross_entropy_with_logits(out, y.to(out.dtype))
-    return F.cross_entropy(out, y.long())
+    try:
+        return F.cross_entropy(out, y.long())
+    except IndexError as error:
+        wrong = int(y[(y < 0) | (y >= out.size(-1))][0])
+        raise ValueError(
+            f"'y' holds the class {wrong}, but outputs have {out.size(-1)} classes: expected "
+            f"classes in [0, {out.size(-1)}); give the model more outputs, or leave such nodes out"
+        ) from error
 
 
 def score(metric: Metric, out: Tensor, y: Tensor, mask: Tensor | None = None) -> float:

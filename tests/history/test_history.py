@@ -180,6 +180,16 @@ def test_bad_pushes_change_nothing(error, message, arguments):
     assert torch.equal(history.age, age)
 
 
+def test_rows_made_in_inference_mode_can_be_changed():
+    with torch.inference_mode():
+        history = gas.History(4, 2)
+        history.push(torch.ones(4, 2))
+    history.emb.mul_(2)
+    assert torch.equal(history.pull(), torch.full((4, 2), 2.0))
+    history.reset_parameters()
+    assert not history.written.any()
+
+
 def test_bad_pulls():
     with pytest.raises(IndexError, match="10"):
         filled().pull(torch.tensor([10]))

@@ -275,6 +275,9 @@ CASES = {
     "SubgraphLoader, features of other nodes, adj_t": lambda t: load(
         ring(x=torch.ones(5, 2), edge_index=None, adj_t=csr())
     ),
+    "cluster, labels in a list": lambda t: gas.cluster(
+        ring(y=[0, 1, 0, 1]), 2, method="random", log=False
+    ),
     "SubgraphLoader, a mask of other nodes": lambda t: load(
         ring(train_mask=torch.ones(3, dtype=torch.bool))
     ),

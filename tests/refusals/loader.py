@@ -146,5 +146,6 @@ CASES = {
         iter(load(ring(x=torch.nn.Parameter(torch.ones(4, 2))), num_workers=1))
     ),
     "EvalSubgraphLoader, shuffled": lambda t: evaluation(shuffle=True),
+    "EvalSubgraphLoader, without the last batch": lambda t: evaluation(drop_last=True),
     "EvalSubgraphLoader, no parts in a batch": lambda t: evaluation(batch_size=0),
 }

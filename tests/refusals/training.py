@@ -314,6 +314,17 @@ CASES = {
     "Experiment, no test_mask": lambda t: experiment(ring(val_mask=ring().train_mask)),
     "Settings.default, another model": lambda t: Settings.default("transformer"),
     "train_epoch, no micro-batches": lambda t: train(micro_batches=0),
+    "train_epoch, no steps": lambda t: train(max_steps=0),
+    "train_epoch, a loss by node": lambda t: train(
+        loss_fn=torch.nn.CrossEntropyLoss(reduction="none")
+    ),
+    "fit, a negative norm of the gradient": lambda t: fit(grad_norm=-1.0),
+    "fit, autocast to a name": lambda t: fit(autocast="bfloat16"),
+    "fit, a loss by name": lambda t: fit(loss="cross_entropy"),
+    "fit, no training nodes": lambda t: fit(cut(train_mask=torch.zeros(4, dtype=torch.bool))),
+    "fit, a class that has no output": lambda t: fit(cut(y=torch.tensor([0, 1, 2, 1]))),
+    "evaluate, a module of PyTorch": lambda t: gas.evaluate(torch.nn.Linear(2, 2), cut()),
+    "fit, a callback that isn't in a list": lambda t: fit(callbacks=print),
     "train_epoch, views and dropped edges": lambda t: train(with_views(), edge_dropout=0.5),
     "train_epoch, every edge dropped": lambda t: train(edge_dropout=1.0),
     "train_epoch, scale_loss and a generator": lambda t: train(iter(load()), scale_loss=True),

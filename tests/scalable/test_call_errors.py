@@ -1,5 +1,7 @@
 """Calls and models that are wrong: they say so, and the histories hold what they held."""
 
+from functools import partial
+
 import pytest
 import torch
 from conftest import clustered_graph, random_graph
@@ -164,6 +166,21 @@ def test_a_wrong_forward_leaves_histories_alone(graph, calls, error, message, io
     right(batch.x, batch.adj_t, *args)
     own = args[1][: args[0]]
     assert torch.equal(right.histories[1].emb[own], 2 * batch.x[: args[0]])
+
+
+def test_histories_of_another_model_are_no_substitute(graph):
+    model, other = (Faulty([(0, lambda x: x), (1, lambda x: x)]) for _ in range(2))
+    for history in (*model.histories, *other.histories):
+        history.push(torch.zeros(60, 5))
+    object.__setattr__(model, "push_and_pull", partial(push_elsewhere, model, other))
+    with pytest.raises(RuntimeError, match="expected once for each of the model's 2 histories"):
+        model(batch_of(graph))
+    assert not any(history.emb.any() for history in other.histories)
+
+
+def push_elsewhere(model, other, history, x, *args):
+    position = list(model.histories).index(history)
+    return type(model).push_and_pull(model, other.histories[position], x, *args)
 
 
 def test_filling_needs_the_whole_graph(graph, model):

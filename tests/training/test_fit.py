@@ -262,3 +262,26 @@ def test_it_is_told_once(monkeypatch):
     _, model, graph = make_graph()
     gas.fit(model, graph, adam(model), 3, batch_size=2, log=False)
     assert told == [1]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32])
+def test_masks_of_numbers_are_masks(dtype):
+    losses = []
+    for convert in (lambda mask: mask, lambda mask: mask.to(dtype)):
+        _, model, graph = make_graph()
+        for name in ("train_mask", "val_mask", "test_mask"):
+            graph[name] = convert(graph[name])
+        torch.manual_seed(1)
+        run = gas.fit(model, graph, adam(model), 2, batch_size=2, log=False)
+        losses.append((run.loss, run.val_acc))
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    "option", [{"grad_norm": -1.0}, {"grad_norm": math.nan}, {"max_steps": 0}, {"loss": "mse"}]
+)
+def test_unusable_options_change_nothing(option):
+    _, model, graph = make_graph()
+    with pytest.raises(ValueError, match=min(option)):
+        gas.fit(model, graph, adam(model), 1, log=False, **option)
+    assert all(not history.written.any() for history in model.histories)

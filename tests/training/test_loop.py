@@ -208,7 +208,7 @@ def test_micro_batches_accumulate_the_mean_over_labels(micro):
         parts = zip(single[group], counts[group], strict=True)
         expected = sum(g * n for g, n in parts) / sum(counts[group])
         assert torch.allclose(found, expected, atol=1e-6)
-    with pytest.raises(ValueError, match="'micro_batches' is 0, expected at least 1"):
+    with pytest.raises(ValueError, match="'micro_batches' is 0, expected an integer"):
         train_epoch(model, loader, NoStep(model.parameters()), micro_batches=0)
 
 
