@@ -54,7 +54,8 @@ class Tables(BaseTransform):
         """Return a graph with these rows, after the next transform; as it is without tables.
 
         Raises:
-            ValueError: If it has another number of nodes than the tables have rows.
+            ValueError: If it has another number of nodes than the tables have rows, or has other
+                rows already.
         """
         if not self:
             return data
@@ -64,10 +65,15 @@ class Tables(BaseTransform):
                 f"the graph has {data.num_nodes} nodes, and '{name}' of the model is for "
                 f"{self.num_nodes}: give the graph for which the module was made"
             )
-        if NODE_ID not in data:
-            edges = data.get("edge_index", data.get("adj_t"))
-            device = edges.device if isinstance(edges, torch.Tensor) else None
-            data[NODE_ID] = data.get(PERM, torch.arange(self.num_nodes, device=device))
+        edges = data.get("edge_index", data.get("adj_t"))
+        device = edges.device if isinstance(edges, torch.Tensor) else None
+        rows = data.get(PERM, torch.arange(self.num_nodes, device=device))
+        if NODE_ID in data and not torch.equal(data[NODE_ID].to(rows.device), rows):
+            raise ValueError(
+                f"'data' has an attribute '{NODE_ID}', which isn't the row of each node in the "
+                f"model's parameters: remove it, del data.{NODE_ID}"
+            )
+        data[NODE_ID] = rows
         return data if self.then is None else self.then(data)
 
     def __repr__(self) -> str:

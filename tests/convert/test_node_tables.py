@@ -142,6 +142,14 @@ def test_graphs_of_other_sizes_are_refused():
     torch.testing.assert_close(found, net.eval()(other.edge_index))
 
 
+def test_rows_that_the_graph_has_already_are_refused():
+    data, net = random_graph(), Net(60)
+    model = gas.to_scalable(net, data)
+    data.prepared_node_id = torch.arange(60).flip(0)
+    with pytest.raises(ValueError, match="'prepared_node_id', which isn't the row of each node"):
+        gas.cluster(data, 4, model=model, log=False)
+
+
 def test_a_trained_model_is_loaded():
     data, net = random_graph(), Net(60)
     data.node_id = [f"node {i}" for i in range(60)]  # The user's own.

@@ -681,6 +681,18 @@ CASES = {
         "edge_index",
         table=nn.Embedding(4, 2, max_norm=1.0),
     ),
+    "rows of parameters that the graph has already": lambda t: gas.cluster(
+        Data(
+            edge_index=ring().edge_index, num_nodes=4, prepared_node_id=torch.tensor([1, 0, 2, 3])
+        ),
+        2,
+        model=convert(
+            lambda net, edge_index: net.conv(net.table.weight, edge_index),
+            "edge_index",
+            table=nn.Embedding(4, 2),
+        ),
+        log=False,
+    ),
     "a graph of another size than the parameters are for": lambda t: gas.cluster(
         Data(edge_index=ring().edge_index, num_nodes=6),
         2,
