@@ -109,6 +109,7 @@ class CheckpointReader:
                 views = {name.split("_")[1] for name in restores if name.startswith("view_")}
                 if isinstance(model, ScalableGNN):
                     set_banks(model, len(views))
+                    model._calls.order = None  # The rows may be of another clustering.
                 for name, history in stored.name_histories(model).items():
                     restores[name](history)
             if random_state:

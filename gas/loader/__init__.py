@@ -2,6 +2,7 @@
 
 from gas.loader.batch import (
     GRAPH_SIZE,
+    NODE_ORDER,
     RNG_FINGERPRINT,
     SubData,
     num_bytes,
@@ -21,6 +22,7 @@ __all__ = [
     "CACHE_BYTES",
     "EvalSubgraphLoader",
     "GRAPH_SIZE",
+    "NODE_ORDER",
     "HeteroLoader",
     "LinkLoader",
     "PartSampler",

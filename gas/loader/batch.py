@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -10,15 +11,16 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from gas.graph import Adjacency, count_nodes_and_edges, is_sized_per_node, layout_of
+from gas.graph import PERM, Adjacency, count_nodes_and_edges, is_sized_per_node, layout_of
 from gas.history import Features, cache_row_starts, first_rows
 from gas.loader.lazy import LazyRows, get_lazy, raw_attributes, read_lazy_rows, set_rows
 from gas.native import csr_parts, explain_missing_cuda, is_sparse
 
 # Attributes of n_id, besides "shard": a fingerprint of the random state of views, and the number of
-# nodes of the graph.
+# nodes of the graph and their order, see find_node_order.
 RNG_FINGERPRINT = "drawn"
 GRAPH_SIZE = "graph_size"
+NODE_ORDER = "node_order"
 
 
 class SubData(NamedTuple):
@@ -194,3 +196,21 @@ def num_bytes(batch: SubData) -> int:
     return (
         batch.n_id.nbytes + later + sum(tensor.nbytes for tensor in tensors_in_memory(batch.data))
     )
+
+
+def find_node_order(data: Data) -> tuple[int, int] | None:
+    """Return a fingerprint of the order of a clustered graph's nodes; ``None`` if it isn't known.
+
+    It is the number of nodes, and a checksum of some rows of ``perm``.
+    """
+    perm = data.get(PERM)
+    if not isinstance(perm, Tensor):
+        return None
+    some = perm[:: max(1, perm.numel() // 4096)].cpu().contiguous()
+    return perm.numel(), zlib.crc32(some.numpy().data)
+
+
+def tag_graph(n_id: Tensor, num_nodes: int, order: tuple[int, int] | None) -> None:
+    """Note on the ids of a batch of how many nodes its graph is, and in which order they are."""
+    setattr(n_id, GRAPH_SIZE, num_nodes)
+    setattr(n_id, NODE_ORDER, order)

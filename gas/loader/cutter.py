@@ -28,7 +28,7 @@ from gas.graph import (
     with_csr_features,
 )
 from gas.history import Encoded
-from gas.loader.batch import GRAPH_SIZE, RNG_FINGERPRINT, SubData, empty_graph
+from gas.loader.batch import RNG_FINGERPRINT, SubData, empty_graph, find_node_order, tag_graph
 from gas.loader.cache import BatchCache
 from gas.loader.lazy import LazyRows, gather, read_lazy_rows, set_rows
 from gas.loader.precomputed import FeatureSums
@@ -61,6 +61,7 @@ class BatchCutter:
         self.num_nodes: int = relabel.num_nodes
         self.shard: Shard | None = get_shard(data)
         """The shard that ``data`` is; ``None`` for a whole graph."""
+        self.node_order = None if self.shard is not None else find_node_order(data)
         self._source = data  # Before transforms; ``like`` of a loader compares it.
         self._views: Any = None  # A gas.augment.Views, or the EpochViews of an epoch.
         self._augmentation: Any = None
@@ -356,11 +357,11 @@ class BatchCutter:
         data.adj_t = self._layout.make(rowptr, col, value, num_cols)
 
     def _tag_ids(self, batch: SubData) -> SubData:
-        """Attach the graph's size, shard and random state to ``n_id``, in the main process.
+        """Attach the graph's size, order, shard and random state to ``n_id``, in the main process.
 
         A tensor that comes from a worker process has lost such attributes.
         """
-        setattr(batch.n_id, GRAPH_SIZE, self.num_nodes)
+        tag_graph(batch.n_id, self.num_nodes, self.node_order)
         if self.shard is not None:
             setattr(batch.n_id, SHARD, self.shard)
             chain = self._augmentation

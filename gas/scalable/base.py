@@ -121,6 +121,7 @@ class HistoryModel(torch.nn.Module):
 
     def reset_parameters(self) -> None:
         """Reset the histories; subclasses reset their parameters as well."""
+        self._calls.order = None
         for history in self._all_histories():
             history.reset_parameters()
 

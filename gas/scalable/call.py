@@ -35,6 +35,7 @@ from gas.scalable.checks import (
     adjacency,
     check_call,
     check_halo,
+    check_order,
     check_whole,
     collect_kwargs,
     explain,
@@ -306,6 +307,10 @@ def prepare_call(
     elif n_id is not None and push:
         check_connected(n_id)
     check_call(features, batch_size, n_id, fill, model.num_nodes, model.buffer_size)
+    if n_id is not None:
+        check_order(model, n_id)
+    elif fill:
+        model._calls.order = None  # Its rows may be in any order.
     call = Call(model, features, adj_t, batch_args, kwargs)
     call.fill, call.pushes = fill, push
     if batch_size is not None and n_id is not None:
@@ -338,6 +343,7 @@ def prepare_view_calls(model: BatchModel, batch: SubData, bank: str) -> list[Cal
         check_connected(n_id)
     for x, _, _ in inputs:
         check_call(x, batch_size, n_id, False, model.num_nodes, model.buffer_size)
+    check_order(model, n_id)
     if ranks is not None:
         if bank != "original":
             raise ValueError(
@@ -755,6 +761,7 @@ class Calls:
 
     def __init__(self) -> None:
         self.running = _CurrentCall()
+        self.order: tuple[int, int] | None = None  # Of the histories' rows: see check_order.
         self._with_histories = threading.Lock()
 
     def enter(self, call: Call) -> tuple[Call | None, Call | None, bool]:

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from gas.graph import Adjacency
 from gas.history import Rows
-from gas.loader import GRAPH_SIZE
+from gas.loader import GRAPH_SIZE, NODE_ORDER
 from gas.native import check_integer, is_sparse
 
 # Parameters of ``forward`` and ``forward_layer`` that are passed by position.
@@ -81,6 +81,26 @@ def check_graph(n_id: Tensor, num_nodes: int) -> None:
             f"'n_id' names nodes of a graph of {graph} nodes, but the histories are for "
             f"{num_nodes}: use model.for_graph(num_nodes), which shares the weights"
         )
+
+
+def check_order(model: Any, n_id: Tensor) -> None:
+    """Refuse a batch of a graph whose nodes are in another order than the histories' rows.
+
+    Args:
+        model: The model, whose ``_calls.order`` is that of the rows; ``None`` is set.
+        n_id: The ids of a batch.
+    """
+    order, calls = getattr(n_id, NODE_ORDER, None), model._calls
+    if order is None or order == calls.order or model._engine.io == "none":
+        return
+    if calls.order is not None and order[0] == calls.order[0]:
+        raise ValueError(
+            "the batch is of another clustering than those before, gas.cluster, and the histories "
+            "have a row for each node in the order of the first: call model.refresh(graph) with "
+            "the new graph, which fills them anew, or make a model for it, model.for_graph("
+            f"{order[0]})"
+        )
+    calls.order = order
 
 
 def check_halo(batch_size: int, n_id: Tensor, buffer_size: int | None) -> None:

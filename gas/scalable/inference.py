@@ -209,7 +209,9 @@ def _fill_histories(
             f"{model.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
         )
     num_own = model.num_nodes if shard is None else shard.num_own
-    loader = _CompleteLoader(plain_loader(loader), num_own)
+    plain = plain_loader(loader)
+    model._calls.order = getattr(plain, "node_order", None)
+    loader = _CompleteLoader(plain, num_own)
     group = None if ranks is None or shard is None else ranks.group
     norms = GraphNorms(model, group, training, as_evaluation)
 

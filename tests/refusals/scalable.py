@@ -28,6 +28,13 @@ def call(model=None, batch=None, **changes):
     return (Model() if model is None else model)(**{**given, **changes})
 
 
+def filled():
+    """Return a model whose histories are filled by a clustered graph."""
+    model = Model()
+    model.refresh(ring(parts=HALVES, perm=torch.arange(4)), log=False)
+    return model
+
+
 def predict(graph, **options):
     return Model().predict(graph, **options)
 
@@ -350,6 +357,9 @@ CASES = {
     "call, fill on a mini-batch": lambda t: call(fill=True),
     "call, a batch of a larger graph": lambda t: call(
         batch=first_batch(larger(), torch.tensor([0, 3, 6]))
+    ),
+    "call, a batch of another clustering": lambda t: call(
+        filled(), first_batch(ring(perm=torch.tensor([1, 0, 2, 3])), HALVES)
     ),
     "call, features of the own rows alone": lambda t: call(x=X[:2]),
     "call, fill with features of other nodes": lambda t: Model()(

@@ -215,3 +215,34 @@ def test_only_pytorchs_errors_of_sparse_features_get_other_words(graph, is_spars
     words = r"'x' is a torch.sparse_csr .* \(no such layout\)" if is_explained else f"^{text}$"
     with pytest.raises(kind, match=words):
         Fails(data.num_nodes, 4, 2)(batch)
+
+
+def test_batches_of_another_clustering_are_refused():
+    data, model = random_graph(), SAGE(60, 5, 3).eval()
+    first, second = (gas.cluster(data, parts, log=False) for parts in (3, 5))
+    loaders = [gas.SubgraphLoader(graph, batch_size=2, log=False) for graph in (first, second)]
+    out = [model.predict(graph) for graph in (second, first)]
+    torch.testing.assert_close(*out)
+    before = [history.emb.clone() for history in model.histories]
+    with pytest.raises(ValueError, match="another clustering than those before"):
+        model(next(iter(loaders[1])))
+    assert unchanged(model, before)
+    model.refresh(second, norms=False, log=False)
+    for batch in loaders[1]:
+        nodes = second.perm[batch.n_id[: batch.batch_size]]
+        torch.testing.assert_close(model(batch), out[0][nodes])
+    with pytest.raises(ValueError, match="another clustering than those before"):
+        model(next(iter(loaders[0])), push=False)
+    model.reset_parameters()
+    with pytest.warns(UserWarning, match="before it was filled"):
+        model(next(iter(loaders[0])))
+
+
+def test_a_checkpoint_brings_the_order_of_its_rows(tmp_path):
+    data, model = random_graph(), SAGE(60, 5, 3)
+    first, second = (gas.cluster(data, parts, log=False) for parts in (3, 5))
+    model.refresh(first, log=False)
+    gas.save(tmp_path, model)
+    model.refresh(second, log=False)
+    gas.load(tmp_path, model)
+    model(next(iter(gas.SubgraphLoader(first, log=False))))
