@@ -272,6 +272,16 @@ def _train_mask(loader: Iterable[SubData], split: int) -> Tensor | None:
     return split_mask(mask, split)
 
 
+def _check_broadcast(out: Tensor, y: Tensor) -> None:
+    """Refuse outputs ``[n, 1]`` for real targets ``[n]``: losses would compare all with all."""
+    if y.is_floating_point() and y.dim() == 1 and out.dim() == 2 and out.size(1) == 1:
+        raise ValueError(
+            f"'data.y' has shape [{y.size(0)}] and the outputs {list(out.shape)}, which a loss "
+            f"broadcasts to [{y.size(0)}, {y.size(0)}]: set data.y = data.y.view(-1, 1), or leave "
+            "'loss' out"
+        )
+
+
 def _find_view_loss(loader: Iterable[SubData]) -> Callable[..., Tensor] | None:
     """Return the loss that the augmentation of a loader has for views, if it has one."""
     return getattr(getattr(loader, "loader", loader), "view_loss", None)  # Of a PrefetchLoader.
@@ -344,6 +354,8 @@ class Objective:
             return count, None, torch.stack([out.sum() for out in outs]).mul(0.0).sum()
         index = tensor_to_device(index, self.device)
         y = batch.data.y[: batch.batch_size]
+        if self.loss_fn is not loss_of:
+            _check_broadcast(outs[0], y)
         if self.autocast is not None:
             outs = tuple(out.float() for out in outs)
         if self.sampler is not None:

@@ -37,9 +37,9 @@ from refusals import load, ring
 ARCHITECTURE = {"num_layers": 2, "hidden_channels": 2}
 
 
-def gcn():
+def gcn(out_channels=2):
     return models.GraphSAGE(
-        num_nodes=4, in_channels=2, hidden_channels=2, out_channels=2, num_layers=2
+        num_nodes=4, in_channels=2, hidden_channels=2, out_channels=out_channels, num_layers=2
     )
 
 
@@ -57,8 +57,8 @@ def train_pair():
     return train_epoch(model, load(), torch.optim.SGD(model.parameters(), 0.1))
 
 
-def train(loader=None, **options):
-    model = gcn()
+def train(loader=None, model=None, **options):
+    model = gcn() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     return train_epoch(model, load() if loader is None else loader, optimizer, **options)
 
@@ -315,6 +315,9 @@ CASES = {
     "Settings.default, another model": lambda t: Settings.default("transformer"),
     "train_epoch, no micro-batches": lambda t: train(micro_batches=0),
     "train_epoch, no steps": lambda t: train(max_steps=0),
+    "train_epoch, a loss that broadcasts": lambda t: train(
+        load(ring(y=torch.ones(4))), gcn(out_channels=1), loss_fn=torch.nn.MSELoss()
+    ),
     "train_epoch, a loss by node": lambda t: train(
         loss_fn=torch.nn.CrossEntropyLoss(reduction="none")
     ),
