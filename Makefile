@@ -60,12 +60,14 @@ mutants: install
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py $(FILES) -n $(or $(N),50) --seed $(or $(SEED),0)
 
 # C++ tests: as they are compiled for use, and under the sanitizers, which slow compilation down the
-# more is optimised. New memory is poisoned, as in the tests of Python.
+# more is optimised: attention.cpp takes 8 s without optimisation, 56 s with -O1 and all of -g. New
+# memory is poisoned, as in the tests of Python.
 cpp-test: install
-	for sanitizer in "" address,undefined thread; do \
+	for build in "" address,undefined:-O0 thread:-O1; do \
+	    sanitizer=$${build%%:*}; level=$${build##*:}; \
 	    cmake=$(BIN)/cmake; dir=build/cpp-tests-$${sanitizer:-plain}; \
 	    $$cmake -S . -B $$dir -DGAS_BUILD_MODULE=OFF -DGAS_BUILD_TESTS=ON -DGAS_WITH_CUDA=OFF \
-	        -DGAS_SANITIZE=$$sanitizer $${sanitizer:+-DCMAKE_CXX_FLAGS_RELEASE=-O1} && \
+	        -DGAS_SANITIZE=$$sanitizer $${level:+-DCMAKE_CXX_FLAGS_RELEASE=$$level} && \
 	    $$cmake --build $$dir --parallel $(CORES) && \
 	    MALLOC_PERTURB_=128 GLIBC_TUNABLES=glibc.malloc.tcache_count=0 \
 	        $(BIN)/ctest --test-dir $$dir --output-on-failure --parallel $(CORES) || exit 1; \
