@@ -365,6 +365,23 @@ def baselines() -> str:
     return markdown(head, rows)
 
 
+def published() -> str:
+    """Return how many published classes, and modes of them, convert, by source."""
+    by_source: dict[str, list[dict[str, Any]]] = {}
+    for result in load("published_models")["results"]:
+        by_source.setdefault(result["source"], []).append(result)
+
+    def row(name: str, found: list[dict[str, Any]]) -> list[str]:
+        classes = {(each["source"], each["file"], each["name"]) for each in found}
+        good = [each for each in found if each["result"] == "converted"]
+        converted = {(each["source"], each["file"], each["name"]) for each in good}
+        return [name, f"{len(converted)} of {len(classes)}", f"{len(good)} of {len(found)}"]
+
+    rows = [row(name, found) for name, found in by_source.items()]
+    rows.append(row("**all**", [each for found in by_source.values() for each in found]))
+    return markdown(["source", "classes", "cases"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "loaders": loaders,
@@ -376,6 +393,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "grid": grid,
     "baselines": baselines,
     "precompute": precompute,
+    "published": published,
     "time_to_accuracy": time_to_accuracy,
     "epoch_time": epoch_time,
     "cora": cora,
