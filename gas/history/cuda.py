@@ -111,9 +111,7 @@ class CudaLink(HostLink):
         self._users: set[torch.cuda.Stream] = set()  # Of a table on the device.
         self._last: dict[str, torch.cuda.Event] = {}  # The last pull and push over the bus.
         if self.on_device:
-            self._follow_users(
-                torch.cuda.current_stream(device)
-            )  # The table was made on this stream.
+            self._follow_users(torch.cuda.current_stream(device))  # Which the table was made on.
         if over_bus:
             # Without a reference, the memory of a table may be freed at once.
             done = weakref.finalize(self, _wait_for, self._last, self.store.table)

@@ -273,7 +273,7 @@ def _train_mask(loader: Iterable[SubData], split: int) -> Tensor | None:
 
 
 def _check_broadcast(out: Tensor, y: Tensor) -> None:
-    """Refuse outputs ``[n, 1]`` for real targets ``[n]``: losses would compare all with all."""
+    """Refuse outputs ``[n, 1]`` for real targets ``[n]``: PyTorch's losses compare all with all."""
     if y.is_floating_point() and y.dim() == 1 and out.dim() == 2 and out.size(1) == 1:
         raise ValueError(
             f"'data.y' has shape [{y.size(0)}] and the outputs {list(out.shape)}, which a loss "
@@ -354,8 +354,8 @@ class Objective:
             return count, None, torch.stack([out.sum() for out in outs]).mul(0.0).sum()
         index = tensor_to_device(index, self.device)
         y = batch.data.y[: batch.batch_size]
-        if self.loss_fn is not loss_of:
-            _check_broadcast(outs[0], y)
+        if (getattr(self.loss_fn, "__module__", None) or "").startswith("torch."):
+            _check_broadcast(outs[0], y)  # Losses of the user's own may take either shape.
         if self.autocast is not None:
             outs = tuple(out.float() for out in outs)
         if self.sampler is not None:

@@ -317,6 +317,21 @@ def test_losses_of_real_numbers():
     assert loss_of(out, y) == pytest.approx(float((out[:, 0] - y).pow(2).mean()))
 
 
+def test_a_loss_of_ones_own_takes_outputs_in_its_own_shape():
+    data = random_graph()
+    data.y = torch.randn(60)
+    model = gas.models.GraphSAGE(60, 5, 8, 1, 2)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    loader = gas.SubgraphLoader(graph, log=False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    model.refresh(graph, log=False)
+    losses = [
+        train_epoch(model, loader, optimizer, loss_fn=loss)
+        for loss in (loss_of, lambda out, y: torch.nn.functional.mse_loss(out.view(-1), y))
+    ]
+    assert losses[0] == pytest.approx(losses[1])
+
+
 @pytest.mark.parametrize("layout", ["edge_index", "fused"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
 def test_autocast_with_every_codec(dtype, layout):
