@@ -35,6 +35,19 @@ SAMPLE = 64  # Nodes, where the full batch doesn't fit.
 _TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2}
 
 
+class _Reference(NamedTuple):
+    """What mini-batches are compared with.
+
+    * ``rows``: those of each history, then the outputs.
+    * ``nodes``: their ids; ``None`` for all nodes, in order.
+    * ``name``: a description.
+    """
+
+    rows: list[Tensor]
+    nodes: Tensor | None = None
+    name: str = UNCUT
+
+
 class Verification(NamedTuple):
     """Result of :func:`gas.verify`; true if everything is exact.
 
@@ -146,37 +159,20 @@ def verify(
         check_integer("num_nodes", num_nodes, 1, most, f"between 1 and the graph's {most} nodes")
     if tolerance is None:
         tolerance = tolerance_of(model.histories)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(preserve_modes(model))
+    with preserve_modes(model), contextlib.ExitStack() as stack:
         model.eval()
         stale = stack.enter_context(contextlib.closing(model.for_graph(model.num_nodes)))
         max_size = 0 if num_nodes == loader.num_nodes else _max_graph_size(stale, loader)
-        whole = loader.num_nodes + int(loader.edges_per_part().sum())
+        size = loader.num_nodes + int(loader.edges_per_part().sum())
         if num_nodes is None:
-            num_nodes = loader.num_nodes if whole <= max_size else SAMPLE
+            num_nodes = loader.num_nodes if size <= max_size else SAMPLE
         if num_nodes >= loader.num_nodes:
-            nodes, reference = None, UNCUT
             exact = stack.enter_context(contextlib.closing(model.for_graph(model.num_nodes)))
-            expected = _run_full_batch(exact, loader.cut(range(loader.ptr.numel() - 1)).data)
-            if hasattr(model, "run_module"):
-                own = _run_module(model, loader, whole)
-                expected[-1] = expected[-1] if own is None else own
-                reference = UNCUT if own is not None else f"{UNCUT}, {AS_PREPARED}"
+            reference = _run_graph(model, exact, loader, size)
         else:
-            num_hops = max(model.num_layers, 2)
-            order = _shuffle_nodes(loader, seed)
-            nodes, larger, expected = _run_neighbourhoods(
-                model, loader, order, num_nodes, num_hops, max_size
-            )
-            reference = f"{num_hops}-hop neighbourhoods of {nodes.numel()} sampled nodes"
-            if larger:
-                reference += f" ({larger} with too large ones passed over)"
-        batches = _OrderedLoader(loader)
-        found = _run_mini_batches(stale, batches, nodes)
-        errors = [relative_error(rows, true) for rows, true in zip(found, expected, strict=True)]
-        inferred = relative_error(_select_rows(run_inference(stale, batches), nodes), expected[-1])
-        errors[-1] = math.nan if math.isnan(inferred) else max(inferred, errors[-1])
-    return Verification(tuple(errors), tolerance, reference)
+            reference = _run_neighbourhoods(model, loader, num_nodes, seed, max_size)
+        errors = _find_errors(stale, _OrderedLoader(loader), reference)
+    return Verification(errors, tolerance, reference.name)
 
 
 def tolerance_of(histories: Iterable[History]) -> float:
@@ -227,6 +223,26 @@ def _shuffle_nodes(loader: SubgraphLoader, seed: int) -> Tensor:
     return torch.cat([order[~is_isolated], order[is_isolated]])
 
 
+def _run_graph(
+    model: ScalableGNN, exact: ScalableGNN, loader: SubgraphLoader, size: int
+) -> _Reference:
+    """Run a full batch of ``exact`` on the whole graph, and the original module, if there is one.
+
+    Args:
+        model: The model.
+        exact: A copy of it, whose histories are filled.
+        loader: A loader of the graph.
+        size: The number of its nodes and edges.
+    """
+    rows = _run_full_batch(exact, loader.cut(range(loader.ptr.numel() - 1)).data)
+    if not hasattr(model, "run_module"):
+        return _Reference(rows)
+    out = _run_module(model, loader, size)
+    if out is None:
+        return _Reference(rows, name=f"{UNCUT}, {AS_PREPARED}")
+    return _Reference([*rows[:-1], out])
+
+
 def _run_full_batch(exact: ScalableGNN, data: Data) -> list[Tensor]:
     """Run a full batch; return the histories of ``exact``, which it fills, and the outputs."""
     x, adj_t, given = exact.inputs_of(copy.copy(data).to(exact.device))
@@ -250,23 +266,17 @@ def _run_module(model: Any, loader: SubgraphLoader, size: int) -> Tensor | None:
 
 
 def _run_neighbourhoods(
-    model: ScalableGNN,
-    loader: SubgraphLoader,
-    order: Tensor,
-    num_nodes: int,
-    num_hops: int,
-    max_size: int,
-) -> tuple[Tensor, int, list[Tensor]]:
-    """Run a full batch of the neighbourhood of each of some nodes.
+    model: ScalableGNN, loader: SubgraphLoader, num_nodes: int, seed: int, max_size: int
+) -> _Reference:
+    """Run a full batch of the neighbourhood of each of ``num_nodes`` random nodes.
 
-    Returns:
-        The first ``num_nodes`` nodes whose neighbourhoods fit, the number of nodes that were
-        skipped, and each history's and the outputs' rows of these nodes.
+    Nodes with a neighbourhood of more than ``max_size`` nodes and edges are passed over.
     """
+    num_hops = max(model.num_layers, 2)
     nodes: list[Tensor] = []
     rows: list[list[Tensor]] = []
     larger: list[MemoryError] = []
-    for node in order[: 2 * num_nodes].split(1):
+    for node in _shuffle_nodes(loader, seed)[: 2 * num_nodes].split(1):
         try:
             rows.append(_run_neighbourhood(model, loader, node, num_hops, max_size))
         except MemoryError as error:
@@ -281,7 +291,11 @@ def _run_neighbourhoods(
             f"half of the memory that is free: {larger[-1]}. Verify a model of fewer layers, or a "
             "narrower one"
         ) from larger[-1]
-    return torch.cat(nodes), len(larger), [torch.cat(layer) for layer in zip(*rows, strict=True)]
+    name = f"{num_hops}-hop neighbourhoods of {len(nodes)} sampled nodes"
+    if larger:
+        name += f" ({len(larger)} with too large ones passed over)"
+    by_layer = [torch.cat(layer) for layer in zip(*rows, strict=True)]
+    return _Reference(by_layer, torch.cat(nodes), name)
 
 
 def _run_neighbourhood(
@@ -293,6 +307,21 @@ def _run_neighbourhood(
         exact = model.for_graph(data.n_id.numel())
     with contextlib.closing(exact):
         return [layer[:1].clone() for layer in _run_full_batch(exact, data)]
+
+
+def _find_errors(
+    model: ScalableGNN, loader: _OrderedLoader, reference: _Reference
+) -> tuple[float, ...]:
+    """Return the relative error of each history, then of the outputs, of mini-batches.
+
+    The outputs of layer-wise inference are compared, too.
+    """
+    nodes, expected = reference.nodes, reference.rows
+    found = _run_mini_batches(model, loader, nodes)
+    errors = [relative_error(rows, true) for rows, true in zip(found, expected, strict=True)]
+    inferred = relative_error(_select_rows(run_inference(model, loader), nodes), expected[-1])
+    errors[-1] = math.nan if math.isnan(inferred) else max(inferred, errors[-1])
+    return tuple(errors)
 
 
 def _run_mini_batches(
