@@ -382,7 +382,246 @@ def published() -> str:
     return markdown(["source", "classes", "cases"], rows)
 
 
+def memory() -> str:
+    """Peak memory of an epoch on the CPU, and the share of edges that it uses."""
+    contenders = "PyG full batch", "gas full batch", "NeighborLoader", "ClusterLoader", "gas"
+    rows = []
+    for case in load("memory")["by_depth"]:
+        if case["device"] != "cpu":
+            continue
+        methods, settings = case["methods"], case["settings"]
+        cells = [
+            "not measured" if "not_measured" in (found := methods[name])
+            else f"{found['peak_bytes'] / MIB:,.0f} MiB, {100 * found['edges_used']:.0f} %"
+            for name in contenders
+        ]  # fmt: skip
+        held = methods["gas"]["peak_bytes"] + methods["gas"]["history_bytes"]
+        ratio = held / methods["gas full batch"]["peak_bytes"]
+        layers = str(settings["num_layers"])
+        rows.append([settings["dataset"], layers, *cells, f"{held / MIB:,.0f} MiB", f"{ratio:.2f}"])
+    return markdown(
+        ["graph", "layers", *contenders, "gas, with histories", "over gas full batch"], rows
+    )
+
+
+def memory_by_size() -> str:
+    """Peak memory of an epoch, as graphs grow and parts don't."""
+    rows = []
+    for case in load("memory")["by_size"]:
+        if case["device"] != "cpu":
+            continue
+        kind, nodes = case["settings"]["dataset"].split(":")
+        own = case["gas"]
+        rows.append([
+            kind, f"{int(nodes):,}", f"{own['peak_bytes'] / MIB:.1f} MiB",
+            f"{own['ratio_over_smallest']:.2f}", f"{own['most_nodes']:,}",
+            f"{own['history_bytes'] / MIB:,.0f} MiB",
+        ])  # fmt: skip
+    head = "graph|nodes|gas|over the smallest|nodes of a batch and its halo|histories, not counted"
+    return markdown(head.split("|"), rows)
+
+
+OPERATORS = {
+    "GCNConv, 64 wide": ("GCNConv", 64), "SAGEConv, 64 wide": ("SAGEConv", 64),
+    "GATConv, 8 heads of 8": ("GATConv", 64), "GATConv, 8 heads of 32": ("GATConv", 256),
+    "GATv2Conv, 8 heads of 8": ("GATv2Conv", 64), "EdgeConv, 64 wide": ("EdgeConv", 64),
+    "GMMConv, 3 kernels, 64 wide": ("GMMConv", 64),
+}  # fmt: skip
+
+
+def operators() -> str:
+    """Time and memory of layers, forward and backward, with 20 edges a node."""
+    rows = []
+    for label, (name, width) in OPERATORS.items():
+        found = next(
+            each["contenders"] for each in load("operators")["results"]
+            if each["case"] == [name, "uniform", 50_000, 20, width]
+        )  # fmt: skip
+        own, pyg = found["gas"], found["PyG, edge_index"]
+        rows.append([
+            label, f"{1e3 * own['both']['median']:.3g} ms",
+            f"{pyg['both']['median'] / own['both']['median']:.1f}x",
+            f"{pyg['peak_bytes'] / own['peak_bytes']:.1f}x",
+        ])  # fmt: skip
+    return markdown(["layer", "gas", "PyG, time", "PyG, memory"], rows)
+
+
+def out_of_core() -> str:
+    """Epochs in a third of the memory that they would take, and what the disk moves."""
+    found = load("out_of_core")
+    ways = {way["way"]: way for way in found["ways"]}
+    hits = ways["hot"]["hit_rate"]
+    labels = {
+        "memory": "all in memory, no limit", "packed": "packed",
+        "hot": f"packed, a tenth of the limit caches hot rows: {100 * hits:.0f} % of reads",
+        "killed": "the same, killed twice in an epoch, resumed",
+        "mapped": "memory-mapped files, not packed",
+    }  # fmt: skip
+    rows = []
+    for name, label in labels.items():
+        way = ways[name]
+        seconds = median_epoch(way)
+        epochs = way["epochs"][1:] or way["epochs"]
+        read, written = (
+            statistics.median(each[key] for each in epochs) / GIB
+            for key in ("read_bytes", "write_bytes")
+        )
+        moved = ["", ""] if name == "memory" else [f"{read:.3g} GiB", f"{written:.1f} GiB"]
+        test = way.get("accuracy")
+        rows.append([
+            label, f"{seconds:.3g} s", f"{seconds / median_epoch(ways['memory']):.1f}x", *moved,
+            "not measured" if test is None else f"{100 * test:.2f} %",
+        ])  # fmt: skip
+    return markdown(["", "epoch", "ratio", "read", "written", "test accuracy"], rows)
+
+
+def own_settings() -> str:
+    """Test scores on two graphs with our settings, by model."""
+    models = {"gcn": "GCN", "sage": "GraphSAGE", "gin": "GIN", "gat": "GAT", "gcn2": "GCNII"}
+    cells = {(each["dataset"], each["model"]): each for each in load("other")["cells"]}
+    rows = [
+        [f"{graph}, {way.replace('_', ' ')}",
+         *(f"{100 * cells[graph, model][way]['test']['mean']:.2f}" for model in models)]
+        for graph in ("FacebookPagePage", "Minesweeper") for way in ("histories", "full_batch")
+    ]  # fmt: skip
+    return markdown(["", *models.values()], rows)
+
+
+def contenders() -> str:
+    """Median time of an epoch, and ratios of contenders that need torch-sparse, too."""
+    rows = []
+    for graph, case in load("epoch_time")["cases"].items():
+        settings, ratios = case["settings"], case["ratio_over_gas"]
+        model = f"GCN {settings['num_layers']}x{settings['hidden_channels']}"
+        rows.append([
+            graph, f"{model}, {settings['num_parts']} / {settings['batch_size']}",
+            f"{1e3 * case['seconds']['gas']['median']:.3g} ms",
+            *(f"{ratio:.2f}x" for name, ratio in ratios.items() if name != "gas"),
+        ])  # fmt: skip
+    others = [name for name in ratios if name != "gas"]
+    return markdown(["graph", "model, parts / per batch", "gas", *others], rows)
+
+
+def chosen_parts() -> str:
+    """Epochs of the parts with labels, and of all parts."""
+    some, rows = "by labels, others every 10", []
+    for found in load("chosen_parts")["found"]:
+        where, parts, batch = found["case"]
+        accuracy = {
+            way: statistics.median(run[way]["accuracy"] for run in found["runs"])
+            for way in (some, "all parts")
+        }
+        ratio = statistics.median(
+            run[some]["epoch_seconds"] / run["all parts"]["epoch_seconds"] for run in found["runs"]
+        )
+        scores = (f"{100 * score:.1f} %" for score in accuracy.values())
+        rows.append([where, f"{parts} / {batch}", f"{ratio:.2f}x the time of an epoch", *scores])
+    head = "labelled nodes|parts / per batch|by labels, others every 10|accuracy after equal time"
+    return markdown([*head.split("|"), "all parts"], rows)
+
+
+def balance() -> str:
+    """Shares of edges that are cut, and how unequal labels are among parts."""
+    rows = []
+    for found in load("balance")["found"]:
+        graph, parts, labelled = found["case"]
+        cells = []
+        for runs in found["runs"].values():
+            cut, most, of_class = (
+                statistics.median(run[key] for run in runs) for key in ("cut", "labelled", "class")
+            )
+            cells.append(f"{100 * cut:.1f} % ({most:.1f}, {of_class:.1f})")
+        share = "140 nodes" if labelled is None else f"{100 * labelled:.0f} %"
+        rows.append([f"{graph}, {parts}", share, *cells])
+    head = 'graph, parts|labelled|METIS|`balance=data.train_mask`|`balance="train_mask"`'
+    return markdown(head.split("|"), rows)
+
+
+def sparse_features() -> str:
+    """How many times faster epochs are with sparse features, on two threads."""
+    rows = []
+    for case in load("sparse_features")["cases"]:
+        if case["threads"] != 2:
+            continue
+        ratios = (
+            case["seconds"][f"{way}, dense"]["median"] / case["seconds"][f"{way}, sparse"]["median"]
+            for way in ("histories", "full batch")
+        )
+        graph, features, share = case["graph"].rsplit(", ", 2)
+        rows.append([f"{graph}, {features}", share, *(f"{ratio:.2f} times" for ratio in ratios)])
+    return markdown(["features", "not zero", "with histories", "full batch"], rows)
+
+
+def dynamic() -> str:
+    """Time to add nodes to a graph, and to recompute what follows."""
+    rows = [
+        [f"{int(nodes):,}",
+         *(f"{1e3 * statistics.median(found['seconds'][key]):,.0f} ms"
+           for key in ("update", "refresh"))]
+        for nodes, found in load("dynamic")["results"].items()
+    ]  # fmt: skip
+    return markdown(["new nodes", "`update`", "`update_histories`"], rows)
+
+
+def ranks_validation() -> str:
+    """Predictions of the simulator beside what local processes took."""
+    rows = []
+    for case in load("ranks")["validation"]:
+        cpu, sent = (
+            statistics.mean(each[key] for each in case["found"])
+            for key in ("cpu_seconds", "sent_bytes")
+        )
+        predicted = case["predicted"]
+        rows.append([
+            f"{case['nodes']:,}", str(case["ranks"]), f"{predicted['cpu_seconds']:.2f} s",
+            f"{cpu:.2f} s", f"{100 * (predicted['cpu_seconds'] / cpu - 1):+.0f} %",
+            f"{predicted['sent_bytes']:,.0f}", f"{sent:,.0f}",
+        ])  # fmt: skip
+    head = "nodes|processes|CPU time, predicted|measured||bytes sent, predicted|measured"
+    return markdown(head.split("|"), rows)
+
+
+CORE, FASTER = "1 core, measured", "100 times as fast, assumed"
+RANKS_COLUMNS = {
+    "one core, 10 Gbit/s": (CORE, "10 Gbit/s"), "accelerator, 10 Gbit/s": (FASTER, "10 Gbit/s"),
+    "accelerator, 100 Gbit/s": (FASTER, "100 Gbit/s"),
+}  # fmt: skip
+
+
+def ranks_simulated() -> str:
+    """Extrapolated epochs of several ranks on a graph of 1.6 billion edges."""
+    found = {
+        (each["kind"], each["machines"], each["processor"], each["link"]): each
+        for each in load("ranks")["simulated"] if each["graph"] == "papers100M"
+    }  # fmt: skip
+    rows = []
+    for kind in ("planted", "R-MAT", "R-MAT, weighed"):
+        for count in (1, 4, 16, 64) if kind == "planted" else (4, 16, 64):
+            cells = [found[(kind, count, *column)] for column in RANKS_COLUMNS.values()]
+            rows.append([
+                kind, str(count),
+                *(f"{each['epoch_seconds']:,.1f} s, {each['speed_up']:.1f} times"
+                  for each in cells),
+                f"{cells[0]['replicas_per_node']:.1f}", f"{cells[0]['sent_bytes'] / GIB:.0f} GiB",
+                f"{cells[0]['memory_bytes'] / GIB:.0f} GiB",
+            ])  # fmt: skip
+    head = [*RANKS_COLUMNS, "replicas per node", "sent by a rank", "memory of a rank"]
+    return markdown(["111 million nodes, 1.6 billion edges", "ranks", *head], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "memory_by_size": memory_by_size,
+    "ranks_simulated": ranks_simulated,
+    "balance": balance,
+    "chosen_parts": chosen_parts,
+    "contenders": contenders,
+    "dynamic": dynamic,
+    "memory": memory,
+    "operators": operators,
+    "out_of_core": out_of_core,
+    "own_settings": own_settings,
+    "ranks_validation": ranks_validation,
+    "sparse_features": sparse_features,
     "headline": headline,
     "loaders": loaders,
     "from_papers": from_papers,

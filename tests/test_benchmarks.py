@@ -630,6 +630,18 @@ def test_figures_have_the_numbers_of_the_results(script, monkeypatch, tmp_path):
     assert histories.get_ydata()[-1] == held / 2**20
 
 
+def test_measured_tables_are_written_by_the_script():
+    """Pages on performance have no typed measurements, but one that no script measures."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs" / "performance").glob("*.md"))]
+    typed = set()
+    for page in pages:
+        text = re.sub(r"<!-- table .*?<!-- end of table -->", "", page.read_text(), flags=re.DOTALL)
+        for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+            if len(re.findall(r"\d (?:s|ms|MiB|GiB)\b|\d\.\d+x", table)) > 3:
+                typed.add(page.name)
+    assert typed <= {"cpu-contention.md"}
+
+
 def test_tables_of_pages_are_those_of_the_results(script, tmp_path, monkeypatch):
     module = script("tables")
     monkeypatch.setattr(sys, "argv", ["tables", "--check"])
