@@ -29,9 +29,10 @@ from gas.graph import (
     to_csr_features,
     with_edge_index,
 )
-from gas.native import accept_beta_state, cache_dir, is_sparse, make_folder
+from gas.native import accept_beta_state, cache_dir, check_flags, is_sparse, make_folder
 
 
+@check_flags
 def get_data(
     root: str | Path,
     name: str,

@@ -45,8 +45,8 @@ from gas.graph.features import (
     select_rows,
     shares_rows,
     to_csr_features,
-    to_float32_features,
     to_dense,
+    to_float32_features,
     with_csr_features,
     with_sparse_features,
 )

@@ -102,12 +102,12 @@ def to_csr_features(x: Any, name: str = "x") -> Tensor:
     return x
 
 
-def to_float32_features(x: Tensor, name: str = "'x'") -> Tensor:
+def to_float32_features(x: Tensor, name: str = "") -> Tensor:
     """Convert the values of a ``torch.sparse_csr`` matrix to float32.
 
     Args:
         x: The matrix, of shape ``[N, F]``.
-        name: What errors call it, such as its file. (default: ``"'x'"``)
+        name: What errors call it, such as its file; ``'x'`` without. (default: ``""``)
 
     Raises:
         ValueError: If a finite value becomes infinite, naming it.
@@ -117,10 +117,10 @@ def to_float32_features(x: Tensor, name: str = "'x'") -> Tensor:
     lost = narrow.isinf() & value.isfinite()
     if bool(lost.any()):
         entry = int(lost.nonzero()[0])
+        row, largest = _row_of_entry(rowptr, entry), torch.finfo(torch.float32).max
         raise ValueError(
-            f"{name} holds {float(value[entry]):g} in row {_row_of_entry(rowptr, entry)}, column "
-            f"{int(col[entry])}, but float32 ends at {torch.finfo(torch.float32).max:g}: scale the "
-            "features"
+            f"{name or repr('x')} holds {float(value[entry]):g} in row {row}, column "
+            f"{int(col[entry])}, but float32 ends at {largest:g}: scale the features"
         )
     return x if narrow is value else sparse_csr(rowptr, col, narrow, x.size(1))
 
