@@ -489,6 +489,10 @@ def test_doctor_names_versions_and_cures(capsys, monkeypatch):
     assert "of the cache" in " ".join(found)
     assert not found["extension"].cure
     monkeypatch.setattr("gas.cli.doctor.C", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    missing = {each.name: each.value for each in examine()}
+    assert missing["pyyaml"] == "missing, for files of settings: pip install pyyaml"
+    assert "pip install --no-build-isolation torch-scatter" in missing["torch-sparse"]
     assert print_findings(examine()) >= 1
     assert "-> everything is slower: pip install ." in capsys.readouterr().out
 
