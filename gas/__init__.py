@@ -1,6 +1,6 @@
 """Historical-embedding training of graph neural networks, on PyTorch and PyG."""
 
-from gas import augment, models
+from gas import _startup, augment, models  # noqa: F401 - _startup runs first.
 from gas._moved import redirect_moved_names
 from gas.augment import MHAug
 from gas.checkpoint import load, save

@@ -15,6 +15,8 @@ import yaml
 from conftest import ROOT
 from test_public_names import NAMES
 
+from gas.cli.parser import NAMES as NAMES_OF_OPTIONS
+
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 DOCS = ROOT / "docs"
 ROOMS = {"gas.graph": set(), **{room: {*names.split()} for room, names in NAMES.items()}}
@@ -198,3 +200,18 @@ def test_built_site(tmp_path):
         assert not [each for each in ids if re.search(r"\._(?!_(call|getitem|iter|len)__)", each)]
         assert "gas._moved" not in page
         assert "doc-symbol-module" not in page  # A function that its file hides.
+
+
+@pytest.mark.requires("tyro")
+def test_configuration_has_every_option_and_variable():
+    spec = importlib.util.spec_from_file_location("options", DOCS / "site" / "options.py")
+    options = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(options)  # As the hooks do.
+    rows = re.findall(r"^\| `(?:--)?([\w-]+)` \| .* \| (.*) \|$", options.tables(), re.MULTILINE)
+    assert {name.replace("-", "_") for name, _ in rows} == NAMES_OF_OPTIONS
+    assert all(text.endswith(".") for _, text in rows), rows
+    page = (DOCS / "configuration.md").read_text()
+    sources = [ROOT / "setup.py", *sorted((ROOT / "gas").rglob("*.py"))]
+    reads = re.compile(r"environ(?:\.get\(|\[)\s*[\"'](\w+)[\"']")
+    read = {name for path in sources for name in reads.findall(path.read_text())}
+    assert read - {"KINETO_LOG_LEVEL"} <= set(re.findall(r"`(\w+)`", page))  # Of the profiler.

@@ -67,7 +67,7 @@ def room_of(module: str) -> str:
     Private modules of ``gas`` itself belong to ``gas``, and ``python -m gas`` to the command.
     """
     room = module.partition(".")[2].partition(".")[0]
-    return {"": "gas", "_moved": "gas", "__main__": "cli"}.get(room, room)
+    return {"": "gas", "_moved": "gas", "_startup": "gas", "__main__": "cli"}.get(room, room)
 
 
 def imported(node: ast.AST) -> list[str]:

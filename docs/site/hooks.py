@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import errors
+import options
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,7 @@ def on_page_markdown(markdown: str, page, files: Files, **_) -> str:
     if source.startswith("help/errors/"):
         return markdown  # Texts of errors, in which nothing is a link.
     markdown = markdown.replace("<!-- errors -->", errors.index_of_pages())
+    markdown = markdown.replace("<!-- options -->", options.tables())
     is_outside = page.file.generated_by and not source.startswith("tutorials/")
     here = posixpath.dirname(source if is_outside else f"docs/{source}")
 

@@ -16,7 +16,7 @@ from gas.augment.resumable import Resumable
 from gas.augment.units import GraphState, Units, check_mask, mask_node_features
 from gas.augment.views import Views
 from gas.graph import is_row_per_edge
-from gas.native import check_integer
+from gas.native import check_flags, check_integer
 
 
 class Augmentation(Resumable, BaseTransform):
@@ -41,6 +41,7 @@ class Augmentation(Resumable, BaseTransform):
     view_loss = staticmethod(mh_aug_loss)
     """The loss of batches with views, unless :func:`gas.train_epoch` is given another."""
 
+    @check_flags
     def __init__(
         self,
         data: Data,
@@ -50,8 +51,6 @@ class Augmentation(Resumable, BaseTransform):
         generator: torch.Generator | None = None,
     ) -> None:
         check_integer("num_steps", num_steps, 0)
-        if undirected not in (True, False):
-            raise ValueError(f"'undirected' is {undirected!r}, expected True or False")
         self.units = Units(data, undirected)
         self.undirected = undirected
         self.num_steps = num_steps

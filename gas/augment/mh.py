@@ -24,7 +24,7 @@ from gas.augment.checks import (
 from gas.augment.distributions import PROPOSALS, Target, log_choose
 from gas.augment.statistics import Statistics, Tally
 from gas.augment.units import GraphState
-from gas.native import check_integer, on_host, subset
+from gas.native import check_flags, check_integer, on_host, subset
 
 
 class _State(NamedTuple):
@@ -100,6 +100,7 @@ class MHAug(Augmentation):
     _state: _State
     _fingerprint: Tensor
 
+    @check_flags
     def __init__(
         self,
         data: Data,

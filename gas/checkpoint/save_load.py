@@ -25,7 +25,7 @@ from gas.checkpoint.reader import CheckpointReader, no_checkpoint_error
 from gas.checkpoint.tensors import CheckpointError
 from gas.checkpoint.values import from_json
 from gas.checkpoint.writer import CheckpointWriter, history_writers, unwrap_model
-from gas.native import check_integer
+from gas.native import check_flags, check_integer
 from gas.scalable import ScalableGNN
 
 _under_way: dict[Path, Future[Path]] = {}  # Background saves, by folder.
@@ -52,6 +52,7 @@ def save(
 ) -> Path | Future[Path]: ...  # fmt: skip
 
 
+@check_flags
 def save(
     folder: str | Path,
     model: Module,
@@ -153,6 +154,7 @@ def finish(folder: str | Path) -> None:
         future.result()
 
 
+@check_flags
 def load(
     folder: str | Path,
     model: Module | None = None,

@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        gas._startup.finish_startup()
         _call(given)
     except KeyboardInterrupt:
         sys.exit(130)

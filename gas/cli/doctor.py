@@ -28,6 +28,8 @@ EXTRAS = {
     "tensorboard": "--tensorboard",
 }
 PIP_NAMES = {"yaml": "pyyaml", "torch_sparse": "torch-sparse"}
+# torch-sparse is compiled against the installed PyTorch.
+INSTALLS = {"torch-sparse": "--no-build-isolation torch-scatter torch-sparse"}
 
 
 class Finding(NamedTuple):
@@ -58,9 +60,8 @@ def examine() -> Iterator[Finding]:
     for name, use in EXTRAS.items():
         found = importlib.util.find_spec(name) is not None
         package = PIP_NAMES.get(name, name)
-        yield Finding(
-            package, "installed" if found else f"missing, for {use}: pip install {package}"
-        )
+        install = f"pip install {INSTALLS.get(package, package)}"
+        yield Finding(package, "installed" if found else f"missing, for {use}: {install}")
 
 
 def _version(name: str) -> Finding:

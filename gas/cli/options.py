@@ -355,7 +355,13 @@ def explain_error(error: BaseException | str, shown: Mapping[str, str] = SHOWN) 
         text = ": ".join(str(part) for part in parts if part)
     elif "can't allocate memory" in text:  # PyTorch's allocator raises a RuntimeError.
         return f"{text.splitlines()[0]}: {_NOT_ENOUGH_MEMORY}"
-    text = re.sub(r"columns=\{'(\w+)': '?(.*?)'?\}", r"--columns \1=\2", text)
+    text = re.sub(
+        r"columns=\{(.*?)\}",
+        lambda found: (
+            "--columns " + re.sub(r"'(\w+)': '?(.*?)'?(, |$)", r"\1=\2 ", found[1]).rstrip()
+        ),
+        text,
+    )
     # The option has other values than the argument.
     norms = {"None": "none", "False": "none", "True": "batch"}
     text = re.sub(

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch_geometric.data import Data
 
-from gas import EvalSubgraphLoader, SubgraphLoader
+from gas import EvalSubgraphLoader, ScalableGNN, SubgraphLoader
 
 try:
     from lightning import LightningDataModule
 except ImportError:
     LightningDataModule = object  # So that the class can be imported; making one raises.
+
+
+class _TrainingLoader(SubgraphLoader):
+    """Loader that Lightning restores."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state; an epoch with all batches done is over, as Lightning skips it."""
+        super().load_state_dict(state)
+        order = self.epoch_state()
+        if order["epoch"] is not None and order["done"] == len(order["epoch"]):
+            self.forget_epoch()
 
 
 class PartitionData(LightningDataModule):
@@ -28,7 +40,10 @@ class PartitionData(LightningDataModule):
     histories, ``self.model(batch, push=False)``; exact scores are those of :func:`gas.evaluate`, in
     ``on_validation_epoch_end``, and exact predictions those of ``model.predict(graph)``.
 
-    Lightning's checkpoints have no histories: call ``model.refresh(graph)`` after loading one.
+    Lightning's checkpoints have no histories. With ``trainer.fit(..., ckpt_path=...)``, and in
+    validation and test, those of each model in the module are filled with the loaded weights, and
+    training goes on with the rest of the epoch that the checkpoint was taken in. After loading one
+    yourself, call ``model.refresh(graph)``.
 
     Args:
         graph: The graph, from :func:`gas.cluster`, or the path of a graph folder.
@@ -47,18 +62,33 @@ class PartitionData(LightningDataModule):
             raise ImportError("gas.lightning needs the package: pip install lightning")
         super().__init__()
         options = {"shuffle": True, "log": False, **options}
-        self.loader = SubgraphLoader(graph, batch_size=batch_size, **options)
+        self.loader = _TrainingLoader(graph, batch_size=batch_size, **options)
 
     def train_dataloader(self) -> SubgraphLoader:
         """Return the mini-batches of training."""
+        self._fill_histories()
         return self.loader
 
     def val_dataloader(self) -> EvalSubgraphLoader:
         """Return the mini-batches of all nodes, in order."""
+        if self.trainer is not None and self.trainer.state.fn != "fit":
+            self._fill_histories()
+        return self._make_ordered_loader()
+
+    test_dataloader = val_dataloader
+
+    def _make_ordered_loader(self) -> EvalSubgraphLoader:
+        """Return a loader of all nodes, in order."""
         loader = self.loader
         return EvalSubgraphLoader(
             loader.data, loader.ptr, loader.batch_size or 1, layout=loader.layout,
             edge_weight=loader.edge_weight, like=loader, log=False,
         )  # fmt: skip
 
-    test_dataloader = val_dataloader
+    def _fill_histories(self) -> None:
+        """Fill the histories, if the trainer has loaded weights from a checkpoint."""
+        if self.trainer is None or self.trainer.ckpt_path is None:
+            return
+        for model in self.trainer.lightning_module.modules():
+            if isinstance(model, ScalableGNN):
+                model.refresh(self._make_ordered_loader(), log=False)

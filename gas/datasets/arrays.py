@@ -12,7 +12,7 @@ import torch
 from numpy.lib import format as npy
 from torch import Tensor
 
-from gas.graph import to_csr_features
+from gas.graph import to_csr_features, to_float32_features
 from gas.native import accept_beta_state
 
 MOST_PACKED = {ZIP_STORED: 1, ZIP_DEFLATED: 1100}  # The largest ratios of compression.
@@ -94,11 +94,15 @@ def _is_array(stream: IO[bytes], size: int) -> bool:
 
 
 def load_sparse(path: Path) -> Tensor:
-    """Read a matrix of ``scipy.sparse.save_npz`` as ``torch.sparse_csr``, float32."""
+    """Read a matrix of ``scipy.sparse.save_npz`` as ``torch.sparse_csr``, float32.
+
+    Raises:
+        ValueError: If the file holds something else, or a value is too large for float32.
+    """
     try:
         found = load_arrays(path)
         kind, shape = found["format"].item().decode(), tuple(map(int, found["shape"]))
-        value = tensor_of(found["data"], "data").float()
+        value = tensor_of(found["data"], "data")
         accept_beta_state()
         names = ("row", "col") if kind == "coo" else ("indptr", "indices")
         first, second = (torch.from_numpy(found[name].astype(np.int64)) for name in names)
@@ -110,13 +114,14 @@ def load_sparse(path: Path) -> Tensor:
             x = torch.sparse_compressed_tensor(
                 first, second, value, shape, layout=layout, check_invariants=False
             )
-        return to_csr_features(x, path.name)
+        csr = to_csr_features(x, path.name)
     except Exception as error:  # Another archive may raise any error.
         raise ValueError(
             f"{path} can't be read as a sparse matrix ({type(error).__name__}: "
             f"{str(error).splitlines()[0] if str(error) else 'empty'}): expected what "
             "scipy.sparse.save_npz writes of a csr, csc or coo matrix of numbers"
         ) from error
+    return to_float32_features(csr, f"'x' of {path.name}")
 
 
 def tensor_of(array: np.ndarray, key: str) -> Tensor:

@@ -265,12 +265,14 @@ def _edge_columns(
             )
     if not {"source", "target"} & set(found) and len(table.types) == len(rest) == 2:
         found = {"source": rest.pop(0), "target": rest.pop(0)}
-    for role in ("source", "target"):
-        if role not in found:
-            raise ValueError(
-                f"{file} has the columns {', '.join(table.types)}, none of which is known for "
-                f"the {role} of edges: call it {role!r}, or pass columns={{{role!r}: ...}}"
-            )
+    missing = [role for role in ("source", "target") if role not in found]
+    if missing:
+        pairs = ", ".join(f"{role!r}: ..." for role in missing)
+        raise ValueError(
+            f"{file} has the columns {', '.join(table.types)}, none of which is known for the "
+            f"{' and the '.join(missing)} of edges: call {'them' if missing[1:] else 'it'} "
+            f"{' and '.join(map(repr, missing))}, or pass columns={{{pairs}}}"
+        )
     features = [
         name for name in rest if table.is_numeric(name) and name.lower() not in NO_ATTRIBUTES
     ]

@@ -18,6 +18,7 @@ from torch_geometric.data.storage import AttrType, EdgeStorage, GlobalStorage, N
 from gas.datasets.arrays import bool_mask, check_targets, load_arrays, tensor_of, to_targets
 from gas.datasets.masks import MASKS
 from gas.datasets.types import number_array
+from gas.graph import to_csr_features, to_float32_features
 from gas.history import Codec
 
 # Types in a Data object that ``torch.load`` may create, besides those that PyTorch and PyG allow.
@@ -59,8 +60,10 @@ def read_archive(path: Path) -> Data:
         raise ValueError(
             f"'x' has shape {list(data.x.shape)}, expected [N, F]: a row for each node"
         )
-    dense = data.x.layout == torch.strided
-    data.x = Codec("float32").cast(data.x, name=f"'x' of {path.name}") if dense else data.x.float()
+    if data.x.layout == torch.strided:
+        data.x = Codec("float32").cast(data.x, name=f"'x' of {path.name}")
+    else:
+        data.x = to_float32_features(to_csr_features(data.x), f"'x' of {path.name}")
     data.y = to_targets(data.y)
     if isinstance(data.get("num_nodes"), Tensor):
         data.num_nodes = int(data.num_nodes)

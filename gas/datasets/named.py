@@ -29,9 +29,10 @@ from gas.graph import (
     to_csr_features,
     with_edge_index,
 )
-from gas.native import accept_beta_state, cache_dir, is_sparse, make_folder
+from gas.native import accept_beta_state, cache_dir, check_flags, is_sparse, make_folder
 
 
+@check_flags
 def get_data(
     root: str | Path,
     name: str,
@@ -143,7 +144,8 @@ def _with_masks_in_place(data: Data) -> Data:
 # Cures for a missing attribute.
 _CURES = {
     "x": "give columns of numbers in nodes.csv, or x.npy, with the features of nodes",
-    "y": "give a column 'label' in nodes.csv, or y.npy, with what is to be predicted",
+    "y": "call the column of nodes.csv that is to be predicted 'label', or pass "
+    "columns={'label': ...}; or give y.npy",
 }
 
 

@@ -26,7 +26,7 @@ from gas.graph import (
     shard_of,
     with_csr_features,
 )
-from gas.native import check_integer, is_sparse, warn
+from gas.native import check_flags, check_integer, is_sparse, warn
 
 
 @overload
@@ -53,6 +53,7 @@ def open_graph(
 ) -> Data | HeteroData: ...  # fmt: skip
 
 
+@check_flags
 def open_graph(
     path: str | Path,
     *,

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import map_private
-from gas.native import check_integer, make_folder
+from gas.native import check_flags, check_integer, make_folder
 
 KEYS = ("edge_index", "x", "y")  # Of a graph that is written to a folder.
 
@@ -154,6 +154,7 @@ def planted_partition(
     return Data(x=x, y=y, edge_index=edge_index)
 
 
+@check_flags
 def write_planted_partition(
     folder: str | Path,
     num_nodes: int,

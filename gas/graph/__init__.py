@@ -46,6 +46,7 @@ from gas.graph.features import (
     shares_rows,
     to_csr_features,
     to_dense,
+    to_float32_features,
     with_csr_features,
     with_sparse_features,
 )
@@ -196,6 +197,7 @@ __all__ = [
     "shares_rows",
     "to_csr",
     "to_csr_features",
+    "to_float32_features",
     "types_of",
     "encode_utf8",
     "version",

@@ -24,7 +24,7 @@ from gas.graph.hetero import cluster_heterogeneous
 from gas.graph.partition import PartitionOptions, find_parts, find_shards, round_num_parts
 from gas.graph.permute import permute_edges
 from gas.graph.versions import remember_original
-from gas.native import bytes_of, check_integer
+from gas.native import bytes_of, check_flags, check_integer
 
 
 class Model(Protocol):
@@ -40,6 +40,7 @@ class Model(Protocol):
         """Return the number of parts, and of parts per mini-batch, for the best training."""
 
 
+@check_flags
 def cluster(
     data: Data,
     num_parts: int | str,
@@ -135,8 +136,8 @@ def cluster(
         OSError: If the disk of ``out`` is too small.
         MemoryError: If ``memory`` is too little for one node, or nothing fits the free memory.
     """
-    memory = _check_arguments(num_parts, shards, model, memory, in_place, out)
     check_is_graph(data)
+    memory = _check_arguments(num_parts, shards, model, memory, in_place, out)
     options = PartitionOptions(recursive, method, seed, cache, log)
     if isinstance(data, HeteroData):
         _check_typed(

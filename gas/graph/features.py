@@ -102,6 +102,29 @@ def to_csr_features(x: Any, name: str = "x") -> Tensor:
     return x
 
 
+def to_float32_features(x: Tensor, name: str = "") -> Tensor:
+    """Convert the values of a ``torch.sparse_csr`` matrix to float32.
+
+    Args:
+        x: The matrix, of shape ``[N, F]``.
+        name: What errors call it, such as its file; ``'x'`` without. (default: ``""``)
+
+    Raises:
+        ValueError: If a finite value becomes infinite, naming it.
+    """
+    rowptr, col, value = csr_parts(x)
+    narrow = value.float()
+    lost = narrow.isinf() & value.isfinite()
+    if bool(lost.any()):
+        entry = int(lost.nonzero()[0])
+        row, largest = _row_of_entry(rowptr, entry), torch.finfo(torch.float32).max
+        raise ValueError(
+            f"{name or repr('x')} holds {float(value[entry]):g} in row {row}, column "
+            f"{int(col[entry])}, but float32 ends at {largest:g}: scale the features"
+        )
+    return x if narrow is value else sparse_csr(rowptr, col, narrow, x.size(1))
+
+
 def _from_scipy(x: Any, name: str) -> Tensor:
     """Convert a SciPy matrix or array; memory is shared if possible."""
     if x.ndim != 2 or x.dtype.kind not in "biuf":
@@ -313,8 +336,12 @@ def _find_non_finite_sparse(x: Tensor) -> tuple[int, int, float, int] | None:
     if found is None:
         return None
     entry, _, value, count = found
-    row = torch.searchsorted(rowptr, rowptr.new_tensor([entry]), right=True)
-    return int(row) - 1, int(col[entry]), value, count
+    return _row_of_entry(rowptr, entry), int(col[entry]), value, count
+
+
+def _row_of_entry(rowptr: Tensor, entry: int) -> int:
+    """Return the row of a stored value."""
+    return int(torch.searchsorted(rowptr, rowptr.new_tensor([entry]), right=True)) - 1
 
 
 def check_data_features(data: Data, with_mapped: bool = False) -> None:

@@ -28,7 +28,7 @@ from gas.graph.partitioners import (
     to_integer_weights,
     undirected_graph,
 )
-from gas.native import cache_dir, check_integer, replace_file, report_blocking, warn
+from gas.native import cache_dir, check_flags, check_integer, replace_file, report_blocking, warn
 
 # METIS takes less than ten seconds for so many entries of the undirected graph.
 MOST_QUIET_ENTRIES = 200_000
@@ -46,6 +46,7 @@ class PartitionOptions(NamedTuple):
     log: bool = True
 
 
+@check_flags
 def metis(
     edge_index: Any,
     num_parts: int,

@@ -27,11 +27,13 @@ from gas.graph.folder.opening import check_is_graph
 from gas.graph.layout import LAYOUTS, find_layout, layout_of
 from gas.graph.shards import Shard
 from gas.history import is_encoded
+from gas.native import check_flags
 
 BLOCK = 2**20  # Ids that are looked up at once.
 LINE_BYTES = 64  # Size of a cache line.
 
 
+@check_flags
 def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = False) -> Data:
     """Renumber the nodes of a graph, so that every part becomes a contiguous range.
 

@@ -40,7 +40,13 @@ def pick_tier(num_bytes: int, path: str | Path | None = None) -> tuple[str, str]
 
 def default_tier(device: torch.device | str | None) -> str:
     """Return the tier of histories by default."""
-    if device is not None and torch.device(device).type != "cpu":
+    try:
+        place = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"'device' is {device!r}, expected a device of PyTorch, such as 'cpu' or 'cuda:0'"
+        ) from error
+    if place.type != "cpu":
         return "device"
     return "pinned" if torch.cuda.is_available() else "host"
 

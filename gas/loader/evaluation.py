@@ -14,7 +14,7 @@ from gas.graph import check_ptr, default_layout, local_graph, open_if_path, with
 from gas.loader.batch_sampler import choose_batch_size
 from gas.loader.cutter import get_parts, get_shard
 from gas.loader.subgraph import SubgraphLoader
-from gas.native import share_cores
+from gas.native import check_flags, share_cores
 
 
 class EvalSubgraphLoader(SubgraphLoader):
@@ -34,6 +34,7 @@ class EvalSubgraphLoader(SubgraphLoader):
             ``drop_last`` excepted.
     """
 
+    @check_flags
     def __init__(
         self,
         data: Data | str | Path,

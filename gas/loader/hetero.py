@@ -23,7 +23,7 @@ from gas.graph import (
 from gas.loader.batch import SubData
 from gas.loader.batch_sampler import choose_batch_size, remember_batch_size
 from gas.loader.subgraph import SubgraphLoader
-from gas.native import gather_sparse_rows, is_sparse
+from gas.native import check_flags, gather_sparse_rows, is_sparse
 
 TYPE, ROW = "type_of_node", "row_of_node"
 REPLACED = (PARTS, "num_nodes", "edge_index")
@@ -62,6 +62,7 @@ class HeteroLoader(SubgraphLoader):
         ValueError: If the graph or an option is unusable, naming it.
     """
 
+    @check_flags
     def __init__(
         self,
         data: HeteroData,

@@ -18,6 +18,7 @@ from torch_geometric.sampler import NegativeSampling
 from gas.graph import LABELS, PAIRS, Edges, are_linked, open_if_path, read_pairs, to_csr
 from gas.loader.batch import SubData
 from gas.loader.subgraph import SubgraphLoader
+from gas.native import check_flags
 
 MAX_TRIES = 10  # How often a pair is drawn again that is an edge.
 UNSUPPORTED = ("epoch_transform", "graph_transform", "persistent_workers", "cache")
@@ -62,6 +63,7 @@ class LinkLoader(SubgraphLoader):
             some pairs are edges of the graph.
     """
 
+    @check_flags
     def __init__(
         self,
         data: Data | str | Path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +37,9 @@ from gas.loader.batch_sampler import (
 from gas.loader.cache import make_cache
 from gas.loader.cutter import BatchCutter, get_parts, get_shard
 from gas.loader.transforms import EpochTransform, transform_graph
-from gas.native import Relabeler, share_cores
+from gas.native import Relabeler, check_flags, check_names, share_cores
+
+LOADER_OPTIONS = frozenset(inspect.signature(DataLoader).parameters)
 
 
 class SubgraphLoader(BatchCutter, DataLoader):
@@ -104,6 +107,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
         is_hetero = cls is SubgraphLoader and isinstance(data, HeteroData)
         return super().__new__(cls._hetero_class if is_hetero else cls)
 
+    @check_flags
     def __init__(
         self,
         data: Data | str | Path,
@@ -134,7 +138,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
             precompute = original.feature_sums.is_on
         if layout is None:
             layout = default_layout(given.get("adj_t"), is_clustered=not has_ptr)
-        _check_workers(kwargs, epoch_transform)
+        _check_options(kwargs, epoch_transform)
         graph, views = transform_graph(given, epoch_transform, graph_transform)
         is_transformed = epoch_transform is not None or graph_transform is not None
         source = given if is_transformed else local_graph(given)
@@ -343,8 +347,9 @@ def _find_original(options: dict[str, Any]) -> SubgraphLoader | None:
     return loader
 
 
-def _check_workers(options: Mapping[str, Any], epoch_transform: EpochTransform | None) -> None:
-    """Refuse workers that stay, with views that change."""
+def _check_options(options: Mapping[str, Any], epoch_transform: EpochTransform | None) -> None:
+    """Refuse options that ``DataLoader`` hasn't, and workers that stay, with views that change."""
+    check_names(options, LOADER_OPTIONS, "gas.SubgraphLoader, nor of torch.utils.data.DataLoader")
     if epoch_transform is not None and options.get("persistent_workers"):
         raise ValueError(
             "'persistent_workers' is True, but workers that stay don't see the next epoch's views: "

@@ -13,6 +13,7 @@ from torch_geometric.transforms import GCNNorm
 from gas.history import Rows, first_rows
 from gas.models.layered import LayeredGNN
 from gas.nn import Linear, Neighbours, SimpleConv
+from gas.scalable import check_constructor
 
 
 class APPNP(LayeredGNN):
@@ -45,6 +46,7 @@ class APPNP(LayeredGNN):
 
     activation = staticmethod(lambda x: x)  # None between propagations.
 
+    @check_constructor
     def __init__(
         self,
         num_nodes: int,

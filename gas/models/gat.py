@@ -11,6 +11,7 @@ from torch_geometric.transforms import AddRemainingSelfLoops
 
 from gas.models.layered import LayeredGNN
 from gas.nn import GATConv
+from gas.scalable import check_constructor
 
 
 class GAT(LayeredGNN):
@@ -40,6 +41,7 @@ class GAT(LayeredGNN):
     transform = AddRemainingSelfLoops()
     activation = staticmethod(F.elu)
 
+    @check_constructor
     def __init__(
         self,
         num_nodes: int,

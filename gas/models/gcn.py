@@ -12,6 +12,7 @@ from torch_geometric.transforms import GCNNorm
 from gas.history import Rows
 from gas.models.layered import LayeredGNN
 from gas.nn import GCNConv, Linear, Neighbours
+from gas.scalable import check_constructor
 
 
 class GCN(LayeredGNN):
@@ -42,6 +43,7 @@ class GCN(LayeredGNN):
     transform = GCNNorm()
     needs_weights = True
 
+    @check_constructor
     def __init__(
         self,
         num_nodes: int,

@@ -13,6 +13,7 @@ from torch_geometric.transforms import GCNNorm
 from gas.history import Rows
 from gas.models.layered import LayeredGNN
 from gas.nn import GCN2Conv, Linear, Neighbours
+from gas.scalable import check_constructor
 
 
 class GCN2(LayeredGNN):
@@ -46,6 +47,7 @@ class GCN2(LayeredGNN):
     transform = GCNNorm()
     needs_weights = True
 
+    @check_constructor
     def __init__(
         self,
         num_nodes: int,

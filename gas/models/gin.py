@@ -14,6 +14,7 @@ from torch_geometric.nn.inits import reset
 from gas.history import Features, Rows, first_rows
 from gas.models.layered import LayeredGNN
 from gas.nn import GINConv, Neighbours
+from gas.scalable import check_constructor
 
 
 class GIN(LayeredGNN):
@@ -49,6 +50,7 @@ class GIN(LayeredGNN):
 
     gains_by_sparse = False
 
+    @check_constructor
     def __init__(
         self,
         num_nodes: int,

@@ -23,7 +23,7 @@ from gas.nn import (
     dropout,
     relu_dropout,
 )
-from gas.scalable import ScalableGNN, collect_kwargs
+from gas.scalable import ScalableGNN, check_constructor, collect_kwargs
 
 if TYPE_CHECKING:
     from gas.loader import SubData
@@ -64,6 +64,7 @@ class LayeredGNN(ScalableGNN):
     _is_static = True
     activation: Callable[[Tensor], Tensor] = staticmethod(torch.relu)
 
+    @check_constructor
     def __init__(
         self,
         num_nodes: int,

@@ -14,6 +14,7 @@ from torch.nn import ModuleList
 from gas.history import Rows
 from gas.models.layered import LayeredGNN
 from gas.nn import Adjacency, Linear, apply_rowwise, spmm
+from gas.scalable import check_constructor
 
 AGGREGATORS = ("sum", "mean", "max", "min")
 SCALERS = ("identity", "amplification", "attenuation")
@@ -120,6 +121,7 @@ class PNA(LayeredGNN):
         **kwargs: Further arguments of :class:`gas.ScalableGNN`.
     """
 
+    @check_constructor
     def __init__(
         self,
         num_nodes: int,

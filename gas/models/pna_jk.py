@@ -13,6 +13,7 @@ from gas.history import Rows
 from gas.models.layered import LayeredGNN
 from gas.models.pna import PNAConv
 from gas.nn import Linear, apply_rowwise
+from gas.scalable import check_constructor
 
 
 class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
@@ -43,6 +44,7 @@ class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
 
     jumping_knowledge = True
 
+    @check_constructor
     def __init__(
         self,
         num_nodes: int,

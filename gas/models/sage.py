@@ -9,6 +9,7 @@ import torch
 
 from gas.models.layered import LayeredGNN
 from gas.nn import SAGEConv
+from gas.scalable import check_constructor
 
 
 class GraphSAGE(LayeredGNN):
@@ -36,6 +37,7 @@ class GraphSAGE(LayeredGNN):
         **kwargs: Further arguments of :class:`gas.ScalableGNN`.
     """
 
+    @check_constructor
     def __init__(
         self,
         num_nodes: int,

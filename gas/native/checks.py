@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import numbers
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 MOST_INT32 = 2**31 - 1  # The largest int32.
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def check_integer(
@@ -27,6 +31,49 @@ def check_integer(
         return
     bounds = f"of at least {least}" if most is None else f"between {least} and {most}"
     raise ValueError(f"'{name}' is {value!r}, expected {expected or f'an integer {bounds}'}")
+
+
+def check_flags(function: Function) -> Function:
+    """Decorate a function so that its arguments of type ``bool`` are checked at each call.
+
+    A text such as ``"no"``, which Python takes for true, raises ``ValueError``.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    flags = {p.name: at for at, p in enumerate(parameters) if _is_flag(p.annotation)}
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name, at in flags.items():
+            value = kwargs.get(name, args[at] if at < len(args) else True)
+            if not isinstance(value, bool) and not _is_truth_value(value):
+                raise ValueError(f"'{name}' is {value!r}, expected True or False")
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def check_names(given: Iterable[str], known: Iterable[str], of: str) -> None:
+    """Raise ``ValueError`` if there is an argument of another name than those that are known.
+
+    Args:
+        given: The names.
+        known: The names that are known.
+        of: What the error says the arguments are of, such as ``"gas.fit"``.
+    """
+    unknown = {*given} - {*known}
+    if unknown:
+        raise ValueError(f"{min(unknown)!r} is no argument of {of}: leave it out")
+
+
+def _is_flag(annotation: object) -> bool:
+    """Return whether this is the type of truth values, also as text."""
+    return annotation is bool or annotation == "bool"
+
+
+def _is_truth_value(value: object) -> bool:
+    """Return whether this is a truth value of another library, or 0 or 1."""
+    whole = isinstance(value, numbers.Integral) and value in (0, 1)
+    return whole or str(getattr(value, "dtype", "")).removeprefix("torch.") in ("bool", "bool_")
 
 
 def cache_dir() -> Path:

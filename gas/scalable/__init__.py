@@ -1,5 +1,6 @@
 """``ScalableGNN``, the base class of models: calls, inference, exactness and verification."""
 
+from gas.scalable.arguments import check_constructor
 from gas.scalable.base import (
     emb_device,
     free_buffers,
@@ -51,6 +52,7 @@ __all__ = [
     "adjacency",
     "attributes",
     "cancel_pulls",
+    "check_constructor",
     "compute_dtype",
     "distribute",
     "emb_device",

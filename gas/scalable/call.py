@@ -290,6 +290,11 @@ def prepare_call(
         features, adj_t, given = model._forward_inputs(batch)
         batch_args, kwargs = batch[1:], {**given, **kwargs}
     else:
+        if x is None and adj_t is None and not kwargs:
+            raise ValueError(
+                "the model was called without a graph: pass a mini-batch of gas.SubgraphLoader, "
+                "model(batch), or features and edges of the whole graph, model(x, edge_index)"
+            )
         if batch_args[0] is None and batch_args[1] is None:
             check_whole(adj_t)
         # A full batch reads every row, so that they are decoded at once.

@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from gas.graph import PERM, to_original_order
 from gas.history import Features, History
 from gas.loader import EvalSubgraphLoader, SubData, to_device
-from gas.native import report_progress, share_cores
+from gas.native import check_flags, report_progress, share_cores
 from gas.scalable.base import preserve_modes
 from gas.scalable.call import BatchModel, Call, StopForward, run_call
 from gas.scalable.checks import adjacency, check_graph, collect_kwargs
@@ -256,6 +256,7 @@ def run_inference(
         return model.ranks.gather_rows(out) if gather else out
 
 
+@check_flags
 @torch.no_grad()
 def refresh(
     model: BatchModel, loader: Iterable[SubData], norms: bool = True, log: bool = False
@@ -300,6 +301,7 @@ def loader_of(graph: Any, batch_size: int | None, options: Mapping[str, Any], ca
     return unwrap_prefetch(graph)
 
 
+@check_flags
 def predict_every_node(
     model: BatchModel,
     graph: Any,

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 from gas.graph import PERM, open_if_path, to_original_order
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
-from gas.native import check_integer, report_progress
+from gas.native import check_flags, check_integer, check_names, report_progress
 from gas.scalable import ScalableGNN, is_tracked, refresh_and_predict
 from gas.training.average import AveragedWeights, load_kept_weights, steps_per_epoch
 from gas.training.callbacks import Callback, CallbackList, check_metrics
@@ -26,6 +26,7 @@ from gas.training.record import Progress, Run
 from gas.training.warm_up import check_optimizer, raise_rate
 
 
+@check_flags
 def fit(
     model: ScalableGNN,
     graph: Data | SubgraphLoader,
@@ -209,12 +210,7 @@ def _check(
         raise ValueError("'loss' and 'loss_fn' are given, of which one is the loss: leave one out")
     parameters = inspect.signature(train_epoch).parameters.values()
     known = {"refresh_unlabelled", *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
-    unknown = options.keys() - known | options.keys() & {"progress"}
-    if unknown:
-        raise ValueError(
-            f"{min(unknown)!r} is no argument of gas.fit, nor one that it passes to "
-            "gas.train_epoch: leave it out"
-        )
+    check_names(options, known - {"progress"}, "gas.fit, nor one that it passes to gas.train_epoch")
     options = options if loss is None else {**options, "loss_fn": loss}
     names = ("micro_batches", "max_steps", "autocast", "loss_fn")
     check_options(grad_norm, **{name: options[name] for name in names if name in options})

@@ -15,12 +15,13 @@ from torch_geometric.data import Data
 
 from gas.graph import drop_edges_and_rows, is_row_per_edge
 from gas.loader import PartSampler, SubData, find_sampler, tensor_to_device, to_device
-from gas.native import check_integer, share_cores
+from gas.native import check_flags, check_integer, share_cores
 from gas.scalable import ScalableGNN
 from gas.training.metrics import loss_of, split_mask
 from gas.training.record import Progress, divergence_error, find_nonfinite_loss
 
 
+@check_flags
 def train_epoch(
     model: ScalableGNN,
     loader: Iterable[SubData],
@@ -94,9 +95,9 @@ def train_epoch(
     """
     ranks = getattr(model, "ranks", None)
     check_options(grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss)
-    check_trainable(model.train(), optimizer)
+    check_trainable(model, optimizer)
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
-    device = model.device
+    device = model.train().device
     objective = Objective(
         model, device, split, _train_mask(loader, split), full_batch, refresh_unlabelled,
         edge_dropout, autocast, loss_fn, view_loss or _find_view_loss(loader), bank, sampler,
@@ -224,7 +225,26 @@ def _loss_weights_of(
 
 
 def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse a model of several outputs, and an optimizer that has none of its parameters."""
+    """Refuse models and optimizers that :func:`train_epoch` can't train with.
+
+    Raises:
+        ValueError: If the model is none or has several outputs; if the optimizer is none, needs a
+            closure, or has none of the model's parameters.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(
+            f"'model' is a {type(model).__name__}, expected a model with histories: convert it, "
+            "gas.to_scalable(net, data)"
+        )
+    if not hasattr(optimizer, "param_groups"):
+        raise ValueError(
+            f"'optimizer' is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            "'optimizer' is LBFGS, which evaluates the loss several times in a step, by a closure: "
+            "pass one that doesn't, such as torch.optim.Adam"
+        )
     if not getattr(model, "_returns_rows", True):
         raise ValueError(
             "'model' returns several values, and the loss is that of one: write the loop of your "

@@ -12,10 +12,12 @@ from pathlib import Path
 import torch
 from torch_geometric.data import Data, HeteroData
 
+from gas.graph import check_is_graph
 from gas.history import Codec
 from gas.loader import SubgraphLoader
 from gas.native import (
     bytes_of,
+    check_flags,
     check_integer,
     free_memory,
     human,
@@ -36,6 +38,7 @@ MOST_EDGES = 3_000_000  # Most edges of a mini-batch that is measured.
 RELEASE_TIME = 1.5
 
 
+@check_flags
 def plan(
     data: Data,
     model: ScalableGNN,
@@ -116,8 +119,8 @@ def plan(
         ValueError: If an argument is unusable, naming it.
         MemoryError: If nothing fits; it names the largest component.
     """
-    evaluation = evaluation or _usual_evaluation(data)
     limit = _check_arguments(data, model, memory, num_parts, batch_size, steps, evaluation)
+    evaluation = evaluation or _usual_evaluation(data)
     codecs, stores = _codecs(model, dtype), _stores(model, store)
     ways = find_ways(data.num_nodes, num_parts, batch_size, steps)
     finest = max(way[0] for way in ways)
@@ -204,13 +207,19 @@ def _check_arguments(
     num_parts: int | None,
     batch_size: int | None,
     steps: int | None,
-    evaluation: str,
+    evaluation: str | None,
 ) -> int:
     """Refuse arguments that can't be planned; return the bytes of ``memory``."""
+    check_is_graph(data)
     if isinstance(data, HeteroData):
         raise ValueError(
             "'data' is a HeteroData, of which gas.plan knows nothing: cut it into some parts, and "
             "into more if a mini-batch doesn't fit"
+        )
+    if not isinstance(model, ScalableGNN):
+        raise ValueError(
+            f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN: convert it, "
+            "gas.to_scalable(net, data)"
         )
     if memory is None:
         memory = resident_bytes() + free_memory()
@@ -220,7 +229,7 @@ def _check_arguments(
     for name, value in (("num_parts", num_parts), ("batch_size", batch_size)):
         if value is not None:
             check_integer(name, value, 1, data.num_nodes)
-    if evaluation not in ("layerwise", "full", "none"):
+    if evaluation not in (None, "layerwise", "full", "none"):
         raise ValueError(f"'evaluation' is {evaluation!r}, expected one of layerwise, full, none")
     if model.device.type != "cpu":
         raise ValueError(

@@ -4,8 +4,10 @@ import csv
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +15,12 @@ import torch
 from prediction_tables import compare, read_parquet
 
 import gas
+from gas import _startup
 from gas.cli import main
 from gas.cli.doctor import examine, print_findings
 from gas.cli.parser import parse
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.requires("tyro", "pyarrow", "safetensors", "matplotlib")
 
@@ -484,6 +489,10 @@ def test_doctor_names_versions_and_cures(capsys, monkeypatch):
     assert "of the cache" in " ".join(found)
     assert not found["extension"].cure
     monkeypatch.setattr("gas.cli.doctor.C", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    missing = {each.name: each.value for each in examine()}
+    assert missing["pyyaml"] == "missing, for files of settings: pip install pyyaml"
+    assert "pip install --no-build-isolation torch-scatter" in missing["torch-sparse"]
     assert print_findings(examine()) >= 1
     assert "-> everything is slower: pip install ." in capsys.readouterr().out
 
@@ -522,3 +531,26 @@ def test_without_tyro_the_command_says_so(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="needs the package tyro: pip install 'gas-gnn"):
         main(["doctor"])
+
+
+@pytest.mark.parametrize("starts", ["script", "module"])
+def test_ctrl_c_ends_the_import_of_the_command_quietly(tmp_path, starts):
+    """Also where a library that is imported catches every exception."""
+    interrupt = "try:\n    signal.raise_signal(signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    (tmp_path / "torch.py").write_text(f"import signal\n{interrupt}")
+    (tmp_path / "gas").write_text("import sys\nfrom gas.cli import main\nsys.exit(main())\n")
+    command = ["-m", "gas"] if starts == "module" else [tmp_path / "gas"]
+    done = subprocess.run(
+        [sys.executable, *command, "doctor"], cwd=tmp_path, text=True, capture_output=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_other_programs_keep_their_handler_of_ctrl_c(tmp_path):
+    script = tmp_path / "gas"
+    script.write_text("import gas")
+    assert not _startup.is_command([str(script)], ["python", str(script)])
+    assert not _startup.is_command(["-m"], ["python", "-m", "pytest", "gas"])
+    assert not _startup.is_command([""], ["python"])
+    assert signal.getsignal(signal.SIGINT) is not _startup.end_process

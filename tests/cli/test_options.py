@@ -17,6 +17,8 @@ from gas.cli.options import DENSE, _suggest_norm, explain_error
         ("undirected=True adds", "--undirected adds"),
         ("accept it by check=False", "accept it by --no-check"),
         ("pass columns={'source': ...}", "pass --columns source=..."),
+        ("columns={'source': ..., 'target': ...}", "--columns source=... target=..."),
+        ("columns={'label': ...}; or give y.npy", "--columns label=...; or give y.npy"),
         ("say which, columns={'id': 'key'}", "say which, --columns id=key"),
         ("the column 'store' left out", "the column 'store' left out"),
         ("nodes of type 'store'", "nodes of type 'store'"),

@@ -71,3 +71,54 @@ def test_arguments_are_those_of_the_loader():
     assert not parts.train_dataloader().feature_sums.is_on
     with pytest.raises(ValueError, match="'batch_size' is 0"):
         gas.lightning.PartitionData(graph, 0)
+
+
+@requires_lightning
+@ignores_warnings
+@pytest.mark.parametrize("step", [3, 4])
+def test_a_checkpoint_goes_on_with_the_rest_of_the_epoch_and_filled_histories(tmp_path, step):
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self, model, graph):
+            super().__init__()
+            self.model, self.graph, self.seen, self.errors = model, graph, [], []
+
+        def training_step(self, batch, batch_idx):
+            if not self.seen:  # The stored rows are those of the weights that were loaded.
+                kept = [history.emb.clone() for history in self.model.histories]
+                self.model.refresh(self.graph, log=False)
+                now = [history.emb for history in self.model.histories]
+                self.errors = [float((a - b).abs().max()) for a, b in zip(kept, now, strict=True)]
+            self.seen.append((self.current_epoch, batch.offset.tolist()))
+            own = batch.own
+            return F.cross_entropy(self.model(batch)[own.train_mask], own.y[own.train_mask])
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.model.parameters(), lr=0.01)
+
+    def train(seed, callbacks=(), **options):
+        torch.manual_seed(seed)
+        data, in_channels, out_channels = gas.get_data(tmp_path, "planted:500")
+        model = gas.to_scalable(GraphSAGE(in_channels, 16, 2, out_channels), data)
+        graph = gas.cluster(data, 8, model=model, method="random", log=False)
+        model.refresh(graph, log=False)
+        module = Classifier(model, graph)
+        trainer = lightning.Trainer(
+            max_epochs=2, accelerator="cpu", logger=False, callbacks=list(callbacks),
+            enable_checkpointing=bool(callbacks), enable_progress_bar=False,
+            enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0,
+        )  # fmt: skip
+        trainer.fit(module, gas.lightning.PartitionData(graph, batch_size=2), **options)
+        return module
+
+    saving = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=step, save_top_k=-1)
+    whole = train(0, [saving])
+    again = train(1, ckpt_path=tmp_path / f"step={step}.ckpt", weights_only=False)
+    assert len(again.seen) == len(whole.seen) - step
+    rest = [parts for epoch, parts in again.seen if epoch == 0]
+    assert rest == [parts for _, parts in whole.seen[step:4]]
+    last = [start for epoch, parts in again.seen if epoch == 1 for start in parts]
+    assert sorted(last) == sorted(start for _, parts in whole.seen[4:] for start in parts)
+    assert max(again.errors) < 1e-5

@@ -222,6 +222,18 @@ def test_sparse_features(tmp_path):
     assert_same(*both(tmp_path / "tables", tmp_path))
 
 
+@pytest.mark.parametrize(("value", "error"), [(1e300, "1e\\+300 in row 1"), (np.inf, "row 1")])
+def test_sparse_features_that_are_not_finite_in_float32(tmp_path, value, error):
+    edges, nodes = example(tmp_path / "tables")
+    (tmp_path / "tables" / "nodes.csv").unlink()
+    write(tmp_path / "tables", edges, {key: nodes[key] for key in ("id", "label")}, "csv")
+    x = scipy_sparse.csr_matrix(([value], ([1], [2])), shape=(300, 5))
+    scipy_sparse.save_npz(tmp_path / "tables" / "x.npz", x)
+    for read in (gas.open_graph, lambda path, log: import_graph(path, tmp_path / "g", log=log)):
+        with pytest.raises(ValueError, match=error):
+            read(tmp_path / "tables", log=False)
+
+
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 def test_files_apart_and_by_id(form, tmp_path):
     """Features in another order than nodes."""

@@ -49,9 +49,9 @@ def fitted(example, model, graph, loader=None, epochs=EPOCHS, **options):
 
     class Module(example["Classifier"]):
         def on_fit_start(self):
-            predict, self.model.predict = self.model.predict, lambda graph: None
+            refresh, self.model.refresh = self.model.refresh, lambda graph: None
             super().on_fit_start()
-            self.model.predict = predict
+            self.model.refresh = refresh
 
         def on_train_batch_start(self, batch, batch_idx):
             seen.append(batch.offset.tolist())

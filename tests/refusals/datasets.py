@@ -288,6 +288,14 @@ CASES = {
     ],
     "open_mapped, nothing there": lambda t: open_mapped(t.path / "nowhere"),
     "open_graph, x.npz that is no sparse matrix": lambda t: sparse_folder(t, x=ONES),
+    "open_graph, a sparse value that float32 can't hold": lambda t: sparse_folder(
+        t,
+        format=np.array(b"csr"),
+        shape=np.array([2, 3]),
+        data=np.array([1.0, 1e300]),
+        indptr=np.array([0, 1, 2]),
+        indices=np.array([0, 2]),
+    ),
     "open_graph, a sparse matrix of another format": lambda t: sparse_folder(
         t, format=np.array(b"dia"), shape=np.array([2, 3]), data=ONES
     ),

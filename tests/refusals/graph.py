@@ -159,6 +159,7 @@ def contradictory_classes():
 
 
 CASES = {
+    "cluster, arguments in another order": lambda t: gas.cluster(2, ring()),
     "cluster, balanced by what isn't there": lambda t: gas.cluster(
         ring(), 2, log=False, balance="val_mask"
     ),

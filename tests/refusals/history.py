@@ -193,6 +193,7 @@ def no_rocks(t):
 
 
 CASES = {
+    "History, no device": lambda t: gas.History(2, 2, device="foo"),
     "History, ages that can't be": impossible_ages,
     "History, another process is faster": another_is_faster,
     "open_rows, without rocksdict": no_rocks,

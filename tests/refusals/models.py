@@ -25,6 +25,8 @@ def on(x):
 
 
 CASES = {
+    "GAT, an option of other models": lambda t: models.GAT(4, 2, 2, 1, 2, 1, 2, batch_norm=True),
+    "GraphSAGE, batch_norm='no'": lambda t: models.GraphSAGE(**SIZES, batch_norm="no"),
     "GraphSAGE, no features": lambda t: on(lambda x: None),
     "GraphSAGE, a number for each node": lambda t: on(lambda x: x[:, 0]),
     "GCN, several widths with linear=True": lambda t: models.GCN(

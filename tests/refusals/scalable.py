@@ -278,6 +278,7 @@ def named(ids=("a", "b", "c", "d")):
 
 
 CASES = {
+    "model(), without anything": lambda t: Model()(),
     "model.to, no CUDA": lambda t: without_cuda(
         t, "torch.nn.Module._apply", lambda: Model().to("cuda")
     ),

@@ -271,6 +271,16 @@ def loss_of_types():
 
 
 CASES = {
+    "train_epoch, a loader in place of the model": lambda t: train_epoch(load(), gcn(), None),
+    "train_epoch, the name of an optimizer": lambda t: train_epoch(gcn(), load(), "adam"),
+    "train_epoch, an optimizer that needs a closure": lambda t: train_epoch(
+        (model := gcn()), load(), torch.optim.LBFGS(model.parameters())
+    ),
+    "fit, average_weights='no'": lambda t: gas.fit(
+        (model := gcn()), cut(), torch.optim.SGD(model.parameters(), 0.1), 1, average_weights="no"
+    ),
+    "plan, the model first": lambda t: gas.plan(gcn(), ring()),
+    "plan, a model without histories": lambda t: gas.plan(ring(), SAGEConv(2, 2)),
     "train_gas.py --hetero, a loss that is NaN": lambda t: loss_of_types(),
     "train_epoch, the optimizer of another model": lambda t: optimizer_of_another(),
     "evaluate, labels of several types": lambda t: typed_evaluation(),

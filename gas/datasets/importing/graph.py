@@ -14,11 +14,12 @@ from gas.datasets.importing import stages
 from gas.datasets.stores import get_stores, import_stores
 from gas.graph import NewFolder, cluster, open_folder
 from gas.history import Codec
-from gas.native import bytes_of, check_integer
+from gas.native import bytes_of, check_flags, check_integer
 
 LEAST_MEMORY = 1 << 20
 
 
+@check_flags
 def import_graph(
     source: Any,
     out: str | Path,

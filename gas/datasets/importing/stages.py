@@ -137,6 +137,8 @@ class GraphImport:
         if "y" in data:
             check_classes(data.y)
             with_masks(data, self.options["num_splits"])
+        if self.options["check"]:
+            check_finite("x", data.get("x"))  # Sparse features; dense ones are read in blocks.
         arrays: dict[str, Any] = {}
         if nodes.ids is not None:
             self._write("node_id", nodes.ids, arrays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,9 @@ def open_if_path(graph: Any, name: str = "data") -> Any:
 
 
 def check_is_graph(graph: Any, name: str = "data") -> None:
-    """Refuse objects that aren't graphs, such as tensors, tuples and data sets."""
-    if graph is None or isinstance(graph, Tensor | Sequence | Dataset):
+    """Refuse objects that aren't graphs, such as tensors, tuples, data sets and models."""
+    others = Tensor | Sequence | Dataset | numbers.Number | torch.nn.Module
+    if graph is None or isinstance(graph, others):
         raise ValueError(
             f"'{name}' is a {type(graph).__name__}, expected a graph: a torch_geometric.data.Data, "
             "such as dataset[0]"

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from gas.graph import SHARD, local_graph
 from gas.history import Codec
 from gas.loader import SubData
+from gas.native import check_flags
 from gas.scalable.distributed import Group
 from gas.scalable.distributed.ranks import ModelRanks, Traffic, Weight
 from gas.scalable.model import ScalableGNN
@@ -87,6 +88,7 @@ def average_gradients(ranks: ModelRanks, bucket: dist.GradBucket) -> Future[Tens
     return ranks.group.start_sum(gradient, "averaging the gradients", bucket.is_last())
 
 
+@check_flags
 def distribute(
     model: Module,
     graph: Data | None = None,

@@ -15,7 +15,7 @@ from torch_geometric.data import HeteroData
 from gas.graph import to_original_order, with_csr_types
 from gas.history import relative_error
 from gas.loader import HeteroLoader, batches_in_order
-from gas.native import share_cores, skip_frame
+from gas.native import check_flags, share_cores, skip_frame
 from gas.scalable.base import moved_bytes, preserve_modes
 from gas.scalable.call import StopForward, run_call
 from gas.scalable.hetero.call import FullBatchCall, MiniBatchCall, PlannedModel, check_norm
@@ -150,6 +150,7 @@ class HeteroModel(PlannedModel):
         return self._assemble((batch, self(batch)) for batch in batches_in_order(loader))
 
     @torch.no_grad()
+    @check_flags
     def predict(
         self, graph: HeteroData | HeteroLoader, batch_size: int | None = None, *, log: bool = True
     ) -> Output:
@@ -177,6 +178,7 @@ class HeteroModel(PlannedModel):
         }
 
     @torch.no_grad()
+    @check_flags
     def refresh(
         self,
         graph: HeteroData | HeteroLoader,
