@@ -22,6 +22,12 @@ ADJACENCY = ("edge_index", "adj_t", "adj")
 UNSUPPORTED = ("batch", "batch_size", "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
 
 
+def find_method(net: Module) -> str:
+    """Return the name of the method that is converted."""
+    has_forward = type(net).forward is not Module.forward or "forward" in vars(net)
+    return "forward" if has_forward else "encode"
+
+
 def parameters(net: Module, method: str) -> dict[str, Any]:
     """Return a method's parameters and defaults; ``inspect.Parameter.empty`` without one."""
     if isinstance(net, pyg.Sequential):
@@ -54,9 +60,8 @@ def adjacency_name(names: Sequence[str], data: Data) -> str:
         )
     if len(several) > 1:
         raise ValueError(
-            f"the model takes {', '.join(names)}: put edges of several kinds into one 'edge_index' "
-            "with an 'edge_type', and take edge_index[:, edge_type == 0] inside, or give a "
-            "HeteroData"
+            f"the model takes {', '.join(names)}: give each list of edges to the graph under its "
+            f"name, data.{several[0]} and so on, of shape [2, E]; or give a HeteroData"
         )
     raise ValueError(
         f"the model takes {', '.join(names)}, and none of them is the adjacency: name it "

@@ -69,7 +69,7 @@ class Converted(ScalableGNN):
         self._one_pass: tuple[dict[Node, float], GraphModule] | None = None
         self.training = made.training = net.training
         self._unlike = {mode: _find_unlike(conversion.net, mode) for mode in (True, False)}
-        self.transform = conversion.inputs.tables.before(conversion.transform)
+        self.transform = conversion.inputs.before(conversion.transform)
         self._outputs = conversion.outputs.without_nodes()
         self._returns_rows = conversion.outputs.is_single
         self._takes_fused = True  # LayerScope converts the adjacency for each layer.
@@ -122,11 +122,11 @@ class Converted(ScalableGNN):
             :meth:`check_on_sample`) or the original graph, or if the module fails.
         """
         made = self._find_conversion()
-        data = None if made is None else find_original_graph(graph, made.inputs.attributes)
+        data = None if made is None else find_original_graph(graph, made.inputs.given)
         if made is None or data is None:
             return None
         try:
-            out = made.inputs.run_in_layout(made.net, data.to(self.device))
+            out = made.inputs.run_in_layout(made.net, made.inputs.lists(data).to(self.device))
         except Exception:  # A module may raise anything; verify then takes another reference.
             return None
         rows = self._join_outputs(out)

@@ -16,6 +16,7 @@ from gas.graph import is_row_per_edge, with_edge_index
 
 PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
 NODE_ID = f"{PREPARED}node_id"  # The row of each node in parameters with a row for each node.
+EDGE_LIST = f"{PREPARED}list"  # The position of the list that an edge is of.
 
 
 class Preparation(BaseTransform):
@@ -90,7 +91,7 @@ class Preparation(BaseTransform):
             for name, at in masks.items()
         }
         made = {
-            name: _spread(values[name], None if at is None else places[at], edges.size(1))
+            name: spread(values[name], None if at is None else places[at], edges.size(1))
             for name, at in (self._lists | masks).items()
         }
         if edges.shape != before.shape or not torch.equal(edges, before):
@@ -139,7 +140,7 @@ def check_unprepared(names: Iterable[str], known: Collection[str]) -> None:
         ValueError: If it was.
     """
     for name in names:
-        if name.startswith(PREPARED) and name not in (*known, NODE_ID):
+        if name.startswith(PREPARED) and name not in (*known, NODE_ID, EDGE_LIST):
             raise ValueError(
                 "the graph was prepared for another model than this one: give the graph as it was"
             )
@@ -184,7 +185,7 @@ def join_lists(lists: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Sequenc
     return edges[:, met], places.split([each.size(1) for each in lists])
 
 
-def _spread(rows: Tensor, places: Tensor | None, size: int) -> Tensor:
+def spread(rows: Tensor, places: Tensor | None, size: int) -> Tensor:
     """Return rows of some edges as rows of all of them, zero for others."""
     if places is None:
         return rows

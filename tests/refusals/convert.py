@@ -768,6 +768,11 @@ CASES = {
     "edges of two kinds": lambda t: convert(
         lambda net, x, a, b: net.conv(x, a) + net.conv(x, b), "x, pos_edge_index, neg_edge_index"
     ),
+    "a graph without one of two lists": lambda t: convert(
+        lambda net, x, a, b: net.conv(x, a) + net.conv2(x, b),
+        "x, edge_index, edge_index2",
+        data=ring(edge_index2=torch.tensor([[0], [1]])),
+    ).prepare(ring()),
     "rows of a call that are kept": lambda t: convert(
         lambda net, x, edge_index: net.conv(net.kept(x), edge_index), kept=Kept()
     ),
