@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import Any
 
+import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import Module
@@ -39,6 +40,12 @@ def parameters(net: Module, method: str) -> dict[str, Any]:
         if found := {p.name: p.default for p in named if p.kind not in kinds}:
             return found
     return {}  # Nor has what it passes its arguments to, as torch_geometric.nn.GAE does.
+
+
+def is_list(name: str, value: Any) -> bool:
+    """Return whether an attribute is a list of edges, but not of pairs to predict."""
+    is_long = isinstance(value, Tensor) and value.dtype == torch.long and value.dim() == 2
+    return is_long and value.size(0) == 2 and "edge" in name and "label" not in name
 
 
 def adjacency_name(names: Sequence[str], data: Data) -> str:
@@ -240,13 +247,21 @@ def node_table_error(
         )
     tables: list[tuple[str, str, bool]] = []  # And whether it is the value itself.
     own = {f"{kind.__qualname__}:" for each in net.modules() for kind in type(each).__mro__}
+    methods = [value for each in net.modules() for value in vars(type(each)).values()]
+    read = {
+        key for each in methods for key in getattr(getattr(each, "__code__", 0), "co_names", ())
+    }
     for prefix, values in find_places(net):
-        if prefix.endswith(":") and prefix not in own:  # Such as globals, and the graph's own.
-            continue
+        is_shared = prefix.endswith(":")
         for name, value in list(values.items()):
             if name in ATTRIBUTES_OF_TORCH or prefix + name in emptied:
                 continue
-            is_kept = any(each.shape[0] == size for each in find_rows(value))
+            if is_shared and prefix not in own and (name not in read or isinstance(value, Data)):
+                continue  # Such as globals, and the graph's own.
+            is_kept = any(
+                each.shape[0] == size or (is_shared and is_list("edge", each))
+                for each in find_rows(value)
+            )
             if is_kept or _size_of(value)[:1] == (size,):
                 is_table = not prefix.endswith(":") and not isinstance(value, dict | list | tuple)
                 tables.append((prefix + name, name, is_table))

@@ -13,7 +13,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.arguments import LayerAlone, find_method, graph_parameter, parameters
+from gas.convert.arguments import LayerAlone, find_method, graph_parameter, is_list, parameters
 from gas.convert.preparation import EDGE_LIST, PREPARED, spread
 from gas.graph import is_row_per_node
 
@@ -84,12 +84,6 @@ class EdgeLists(BaseTransform):
     def __repr__(self) -> str:
         lists = f"EdgeLists({', '.join(self.names)})"
         return lists if self.then is None else f"{lists}, {self.then}"
-
-
-def is_list(name: str, value: Any) -> bool:
-    """Return whether an attribute is a list of edges, but not of pairs to predict."""
-    is_long = isinstance(value, Tensor) and value.dtype == torch.long and value.dim() == 2
-    return is_long and value.size(0) == 2 and "edge" in name and "label" not in name
 
 
 class TakesLists(LayerAlone):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -70,7 +70,7 @@ class Inputs:
     * ``has_edges``: whether the module takes the adjacency.
     * ``matrix``: the parameter for a SparseTensor, which is made of ``edge_index`` and weights in
       the call, so that they are followed.
-    * ``keeps``: whether a call changes attributes of the module.
+    * ``keeps``: the attributes of the module that a call changes.
     * ``tables``: parameters that have a row for each node.
     * ``lists``: the lists of edges that are joined before.
     * ``made``: attributes that the transform of the graph makes; ``layout``: that of its matrix.
@@ -88,7 +88,7 @@ class Inputs:
     nested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     features: str = ""
     matrix: str = ""
-    keeps: bool = False
+    keeps: Collection[str] = ()
     tables: Tables = field(default_factory=Tables)
     lists: EdgeLists = field(default_factory=EdgeLists)
     has_edges: bool = True
@@ -239,10 +239,10 @@ class Inputs:
                 f"{', '.join(shown)}{how}"
             ) from error
         if not self.graph:
-            return out, replace(self, keeps=bool(changed))
+            return out, replace(self, keeps=[*changed])
         read = given[self.graph].read | ({WEIGHT} if self.matrix else set()) | {NODE_ID}
         names = [name for name in self.names if name in read]
-        return out, replace(self, names=names, keeps=bool(changed))
+        return out, replace(self, names=names, keeps=[*changed])
 
 
 def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:

@@ -119,9 +119,10 @@ def to_scalable(
             if not inputs.tables:
                 raise
             try:
-                return _convert_opening(net, data, inputs, wanted, kwargs)
+                return _convert_opening(inputs.tables.by_ids(net), data, inputs, wanted, kwargs)
             except ValueError as other:
-                raise (other if other.__cause__ is None else error) from error.__cause__
+                found = inputs.tables.error(net, other if other.__cause__ is None else error)
+                raise found from error.__cause__
 
 
 def _check_module(net: Any) -> None:
