@@ -6,6 +6,7 @@ import dis
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -248,9 +249,8 @@ def node_table_error(
     tables: list[tuple[str, str, bool]] = []  # And whether it is the value itself.
     own = {f"{kind.__qualname__}:" for each in net.modules() for kind in type(each).__mro__}
     methods = [value for each in net.modules() for value in vars(type(each)).values()]
-    read = {
-        key for each in methods for key in getattr(getattr(each, "__code__", 0), "co_names", ())
-    }
+    called = [each.__code__ for each in methods if isinstance(each, FunctionType)]
+    read = {name for code in called for name in code.co_names}
     for prefix, values in find_places(net):
         is_shared = prefix.endswith(":")
         for name, value in list(values.items()):
@@ -291,6 +291,8 @@ def node_table_error(
 
 def _size_of(value: Any) -> tuple[int, ...]:
     """Return the shape of a tensor or matrix; of all else, ``()``."""
+    if isinstance(value, type):
+        return ()
     sizes = getattr(value, "sparse_sizes", None)
     return tuple(getattr(value, "shape", ()) if sizes is None else sizes())
 
