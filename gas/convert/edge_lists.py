@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.convert.arguments import LayerAlone, find_method, graph_parameter, is_list, parameters
 from gas.convert.preparation import EDGE_LIST, PREPARED, spread
-from gas.graph import is_row_per_node
+from gas.graph import check_ids, is_row_per_node
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,7 +47,7 @@ class EdgeLists(BaseTransform):
         Attributes of the edges of a list are zero for other edges.
 
         Raises:
-            ValueError: If it lacks a list.
+            ValueError: If it lacks a list, or has no nodes with its ids.
         """
         if self.names and not any(key.startswith(PREPARED) for key in data.to_dict()):
             self._join(data)
@@ -61,6 +60,7 @@ class EdgeLists(BaseTransform):
                     f"the graph has no {name!r} of shape [2, E], which the model takes: set "
                     f"data.{name}; of no edges, it is torch.empty(2, 0, dtype=torch.long)"
                 )
+            check_ids(data[name], int(data.num_nodes or 0), name)
         num_nodes, lists = data.num_nodes, [data[name] for name in self.names]
         sizes = torch.tensor([each.size(1) for each in lists], device=lists[0].device)
         which = torch.arange(len(lists), device=sizes.device).repeat_interleave(sizes)
@@ -114,6 +114,9 @@ def wrap_lists(net: Module, data: Data, in_graph: bool = False) -> tuple[Module,
         net: The module.
         data: The graph.
         in_graph: Whether a module that takes the graph may read lists besides ``edge_index``.
+
+    Raises:
+        ValueError: If a list has no edges.
     """
     method = find_method(net)
     wanted = parameters(net, method)
@@ -122,6 +125,12 @@ def wrap_lists(net: Module, data: Data, in_graph: bool = False) -> tuple[Module,
     is_known = not in_graph and graph and "edge_index" in data
     if len(found) < 2 or is_known or isinstance(net, LayerAlone):
         return net, data
+    for name in found:
+        if not data[name].size(1):
+            raise ValueError(
+                f"{name!r} has no edges, with which {type(net).__name__} could be tried on a small "
+                "graph: convert it with a graph that has some"
+            )
     lists = EdgeLists(tuple(found), _find_rows(data, found, wanted))
     names = [key for key in wanted if key not in found]
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -136,7 +145,7 @@ def wrap_lists(net: Module, data: Data, in_graph: bool = False) -> tuple[Module,
     own = inspect.Parameter("self", kind)
     forward.__signature__ = inspect.Signature([own, *ordered])  # type: ignore[attr-defined]
     members = {"lists": lists, "method": method, "graph": graph, "forward": forward}
-    return type(type(net).__name__, (TakesLists,), members)(net), lists(copy.copy(data))
+    return type(type(net).__name__, (TakesLists,), members)(net), lists(data)
 
 
 def _find_rows(data: Data, lists: list[str], wanted: Any) -> tuple[tuple[str, int], ...]:

@@ -111,9 +111,9 @@ def to_scalable(
         try:
             return _convert_opening(net, data, inputs, wanted, kwargs)
         except ValueError as error:
-            made, joined = wrap_lists(net, data, in_graph=True)
-            if made is not net:
-                with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError):
+                made, joined = wrap_lists(net, data, in_graph=True)
+                if made is not net:
                     return to_scalable(made, joined, **kwargs)
             inputs, data = inputs.with_tables(net, data)
             if not inputs.tables:

@@ -129,6 +129,22 @@ def test_rows_of_the_edges_of_a_list():
     )  # fmt: skip
 
 
+class Table(nn.Module):
+    def __init__(self, num_nodes):
+        super().__init__()
+        self.embedding, self.net = nn.Embedding(num_nodes, 5), pyg.SignedGCN(5, 8, 2)
+
+    def forward(self, pos_edge_index, neg_edge_index):
+        return self.net(self.embedding.weight, pos_edge_index, neg_edge_index)
+
+
+def test_a_parameter_with_a_row_for_each_node_beside_two_lists():
+    data = graph_of("pos_edge_index", "neg_edge_index")
+    before = data.to_dict().keys()
+    check(Table(60), data, lambda net, data: net(data.pos_edge_index, data.neg_edge_index))
+    assert data.to_dict().keys() == before
+
+
 def test_a_graph_in_a_folder_and_a_copied_model(tmp_path):
     data, net = graph_of("pos_edge_index", "neg_edge_index"), pyg.SignedGCN(5, 8, 2).eval()
     model = gas.to_scalable(net, data)
@@ -140,6 +156,21 @@ def test_a_graph_in_a_folder_and_a_copied_model(tmp_path):
     prepared = model.prepare(data)
     assert model.prepare(prepared).to_dict().keys() == prepared.to_dict().keys()
     net.load_state_dict(model._checkpoint_module.state_dict())
+
+
+def test_ids_that_no_node_has_and_lists_without_edges():
+    data = graph_of("pos_edge_index", "neg_edge_index")
+    net = pyg.SignedGCN(5, 8, 2).eval()
+    model = gas.to_scalable(net, data)
+    other = data.clone()
+    other.neg_edge_index = data.neg_edge_index + 9
+    with pytest.raises(ValueError, match="neg_edge_index"):
+        gas.cluster(other, 4, model=model, log=False)
+    other.neg_edge_index = data.neg_edge_index[:, :0]
+    found = model.predict(gas.cluster(other, 4, model=model, log=False), log=False)
+    torch.testing.assert_close(found, signed(net, other))
+    with pytest.raises(ValueError, match="'neg_edge_index' has no edges, with which SignedGCN"):
+        gas.to_scalable(net, other)
 
 
 def test_a_graph_without_one_of_the_lists_is_refused():

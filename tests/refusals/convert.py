@@ -790,6 +790,11 @@ CASES = {
     "edges of two kinds": lambda t: convert(
         lambda net, x, a, b: net.conv(x, a) + net.conv(x, b), "x, pos_edge_index, neg_edge_index"
     ),
+    "a list of no edges": lambda t: convert(
+        lambda net, x, a, b: net.conv(x, a) + net.conv2(x, b),
+        "x, edge_index, edge_index2",
+        data=ring(edge_index2=torch.zeros(2, 0, dtype=torch.long)),
+    ),
     "a graph without one of two lists": lambda t: convert(
         lambda net, x, a, b: net.conv(x, a) + net.conv2(x, b),
         "x, edge_index, edge_index2",
