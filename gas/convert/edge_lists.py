@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
-from torch_geometric.transforms import BaseTransform
 
 from gas.convert.arguments import LayerAlone, find_method, graph_parameter, is_list, parameters
-from gas.convert.preparation import EDGE_LIST, PREPARED, spread
+from gas.convert.preparation import EDGE_LIST, PREPARED, First, spread
 from gas.graph import check_ids, is_row_per_node
 
 
 @dataclass(frozen=True, repr=False)
-class EdgeLists(BaseTransform):
+class EdgeLists(First):
     """The lists of edges that a module takes, as a transform that joins them into one.
 
     The graph gets ``prepared_list``, the position of the list that each edge is of.
 
     * ``names``: the attributes that are lists, each ``[2, num_edges]``.
     * ``rows``: attributes with a row for each edge of a list, and the position of this list.
-    * ``then``: the transform that comes next.
     """
 
     names: tuple[str, ...] = ()
     rows: tuple[tuple[str, int], ...] = ()
-    then: BaseTransform | None = None
 
-    @property
-    def takes_adj_t(self) -> bool:
-        """Return whether the transform takes a graph with an ``adj_t`` alone."""
-        return getattr(self.then, "takes_adj_t", True)
-
-    def before(self, then: BaseTransform | None) -> BaseTransform | None:
-        """Return the transform of a module that needs another one as well."""
-        return replace(self, then=then) if self.names else then
+    def __bool__(self) -> bool:
+        return bool(self.names)
 
     def forward(self, data: Data) -> Data:
         """Return a graph with all edges, after the next transform; as it is without lists.
@@ -51,7 +42,7 @@ class EdgeLists(BaseTransform):
         """
         if self.names and not any(key.startswith(PREPARED) for key in data.to_dict()):
             self._join(data)
-        return data if self.then is None else self.then(data)
+        return self._go_on(data)
 
     def _join(self, data: Data) -> None:
         for name in self.names:
@@ -82,8 +73,7 @@ class EdgeLists(BaseTransform):
         return out | {key: values[key][masks[at]] for key, at in self.rows if key in values}
 
     def __repr__(self) -> str:
-        lists = f"EdgeLists({', '.join(self.names)})"
-        return lists if self.then is None else f"{lists}, {self.then}"
+        return self._describe(f"EdgeLists({', '.join(self.names)})")
 
 
 class TakesLists(LayerAlone):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +18,31 @@ from gas.graph import is_row_per_edge, with_edge_index
 PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
 NODE_ID = f"{PREPARED}node_id"  # The row of each node in parameters with a row for each node.
 EDGE_LIST = f"{PREPARED}list"  # The position of the list that an edge is of.
+
+
+@dataclass(frozen=True, repr=False)
+class First(BaseTransform):
+    """A transform of a whole graph that comes before another one, ``then``, and is false if empty.
+
+    * ``then``: the transform that comes next.
+    """
+
+    then: BaseTransform | None = field(default=None, kw_only=True)
+
+    @property
+    def takes_adj_t(self) -> bool:
+        """Return whether the transform takes a graph with an ``adj_t`` alone."""
+        return getattr(self.then, "takes_adj_t", True)
+
+    def before(self, then: BaseTransform | None) -> BaseTransform | None:
+        """Return the transform of a module that needs another one as well."""
+        return replace(self, then=then) if self else then
+
+    def _go_on(self, data: Data) -> Data:
+        return data if self.then is None else self.then(data)
+
+    def _describe(self, what: str) -> str:
+        return what if self.then is None else f"{what}, {self.then}"
 
 
 class Preparation(BaseTransform):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,15 +15,14 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
-from torch_geometric.transforms import BaseTransform
 
-from gas.convert.preparation import NODE_ID
+from gas.convert.preparation import NODE_ID, First
 from gas.graph import PERM
 from gas.nn import twin
 
 
 @dataclass(frozen=True, repr=False)
-class Tables(BaseTransform):
+class Tables(First):
     """The parameters of a module that have a row, or a column, for each node of a graph.
 
     As a transform, they give a graph ``prepared_node_id``, the row of each node.
@@ -31,25 +30,14 @@ class Tables(BaseTransform):
     * ``num_nodes``: the number of nodes.
     * ``dims``: the name of each, and the dimension of its rows.
     * ``by_id``: layers that read their own rows by node ids, which ``None`` stands for.
-    * ``then``: the transform that comes next.
     """
 
     num_nodes: int = 0
     dims: tuple[tuple[str, int], ...] = ()
     by_id: tuple[str, ...] = ()
-    then: BaseTransform | None = None
 
     def __bool__(self) -> bool:
         return bool(self.dims or self.by_id)
-
-    @property
-    def takes_adj_t(self) -> bool:
-        """Return whether the transform takes a graph with an ``adj_t`` alone."""
-        return getattr(self.then, "takes_adj_t", True)
-
-    def before(self, then: BaseTransform | None) -> BaseTransform | None:
-        """Return the transform of a module that needs another one as well."""
-        return replace(self, then=then) if self else then
 
     def forward(self, data: Data) -> Data:
         """Return a graph with these rows, after the next transform; as it is without tables.
@@ -75,10 +63,10 @@ class Tables(BaseTransform):
                 f"model's parameters: remove it, del data.{NODE_ID}"
             )
         data[NODE_ID] = rows
-        return data if self.then is None else self.then(data)
+        return self._go_on(data)
 
     def __repr__(self) -> str:
-        return "NodeIds()" if self.then is None else f"NodeIds(), {self.then}"
+        return self._describe("NodeIds()")
 
     @contextlib.contextmanager
     def select_rows(self, net: Module, values: Mapping[str, Any]) -> Iterator[None]:
