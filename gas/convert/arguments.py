@@ -6,8 +6,10 @@ import dis
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from inspect import CO_VARARGS, CO_VARKEYWORDS
+from types import FunctionType
 from typing import Any
 
+import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import Module
@@ -22,6 +24,12 @@ ADJACENCY = ("edge_index", "adj_t", "adj")
 UNSUPPORTED = ("batch", "batch_size", "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop")
 
 
+def find_method(net: Module) -> str:
+    """Return the name of the method that is converted."""
+    has_forward = type(net).forward is not Module.forward or "forward" in vars(net)
+    return "forward" if has_forward else "encode"
+
+
 def parameters(net: Module, method: str) -> dict[str, Any]:
     """Return a method's parameters and defaults; ``inspect.Parameter.empty`` without one."""
     if isinstance(net, pyg.Sequential):
@@ -33,6 +41,12 @@ def parameters(net: Module, method: str) -> dict[str, Any]:
         if found := {p.name: p.default for p in named if p.kind not in kinds}:
             return found
     return {}  # Nor has what it passes its arguments to, as torch_geometric.nn.GAE does.
+
+
+def is_list(name: str, value: Any) -> bool:
+    """Return whether an attribute is a list of edges, but not of pairs to predict."""
+    is_long = isinstance(value, Tensor) and value.dtype == torch.long and value.dim() == 2
+    return is_long and value.size(0) == 2 and "edge" in name and "label" not in name
 
 
 def adjacency_name(names: Sequence[str], data: Data) -> str:
@@ -54,9 +68,8 @@ def adjacency_name(names: Sequence[str], data: Data) -> str:
         )
     if len(several) > 1:
         raise ValueError(
-            f"the model takes {', '.join(names)}: put edges of several kinds into one 'edge_index' "
-            "with an 'edge_type', and take edge_index[:, edge_type == 0] inside, or give a "
-            "HeteroData"
+            f"the model takes {', '.join(names)}: give each list of edges to the graph under its "
+            f"name, data.{several[0]} and so on, of shape [2, E]; or give a HeteroData"
         )
     raise ValueError(
         f"the model takes {', '.join(names)}, and none of them is the adjacency: name it "
@@ -235,13 +248,20 @@ def node_table_error(
         )
     tables: list[tuple[str, str, bool]] = []  # And whether it is the value itself.
     own = {f"{kind.__qualname__}:" for each in net.modules() for kind in type(each).__mro__}
+    methods = [value for each in net.modules() for value in vars(type(each)).values()]
+    called = [each.__code__ for each in methods if isinstance(each, FunctionType)]
+    read = {name for code in called for name in code.co_names}
     for prefix, values in find_places(net):
-        if prefix.endswith(":") and prefix not in own:  # Such as globals, and the graph's own.
-            continue
+        is_shared = prefix.endswith(":")
         for name, value in list(values.items()):
             if name in ATTRIBUTES_OF_TORCH or prefix + name in emptied:
                 continue
-            is_kept = any(each.shape[0] == size for each in find_rows(value))
+            if is_shared and prefix not in own and (name not in read or isinstance(value, Data)):
+                continue  # Such as globals, and the graph's own.
+            is_kept = any(
+                each.shape[0] == size or (is_shared and is_list("edge", each))
+                for each in find_rows(value)
+            )
             if is_kept or _size_of(value)[:1] == (size,):
                 is_table = not prefix.endswith(":") and not isinstance(value, dict | list | tuple)
                 tables.append((prefix + name, name, is_table))
@@ -271,6 +291,8 @@ def node_table_error(
 
 def _size_of(value: Any) -> tuple[int, ...]:
     """Return the shape of a tensor or matrix; of all else, ``()``."""
+    if isinstance(value, type):
+        return ()
     sizes = getattr(value, "sparse_sizes", None)
     return tuple(getattr(value, "shape", ()) if sizes is None else sizes())
 

@@ -327,7 +327,7 @@ class Conversion:
                 returns other values on it.
         """
         device = next((p.device for p in self.net.parameters()), torch.device("cpu"))
-        sample = self._sample(self.inputs.tables(data))
+        sample = self._sample(self.inputs.tables(self.inputs.lists(data)))
         if sample is None:
             return
         with keep_generators(self.net):

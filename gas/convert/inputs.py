@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.fx import Proxy
 from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import DeepGCNLayer
+from torch_geometric.transforms import BaseTransform
 
 from gas.convert.arguments import (
     ADJACENCY,
@@ -22,6 +23,7 @@ from gas.convert.arguments import (
     adjacency_name,
     features_parameter,
     find_dictionaries,
+    find_method,
     graph_parameter,
     node_table_error,
     parameters,
@@ -30,6 +32,7 @@ from gas.convert.arguments import (
 )
 from gas.convert.changes import with_noise
 from gas.convert.edge_layers import make_matrix
+from gas.convert.edge_lists import EdgeLists, TakesLists
 from gas.convert.failures import (
     describe_error,
     describe_values,
@@ -67,8 +70,9 @@ class Inputs:
     * ``has_edges``: whether the module takes the adjacency.
     * ``matrix``: the parameter for a SparseTensor, which is made of ``edge_index`` and weights in
       the call, so that they are followed.
-    * ``keeps``: whether a call changes attributes of the module.
+    * ``keeps``: the attributes of the module that a call changes.
     * ``tables``: parameters that have a row for each node.
+    * ``lists``: the lists of edges that are joined before.
     * ``made``: attributes that the transform of the graph makes; ``layout``: that of its matrix.
     """
 
@@ -84,14 +88,24 @@ class Inputs:
     nested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     features: str = ""
     matrix: str = ""
-    keeps: bool = False
+    keeps: Collection[str] = ()
     tables: Tables = field(default_factory=Tables)
+    lists: EdgeLists = field(default_factory=EdgeLists)
     has_edges: bool = True
 
     @property
     def attributes(self) -> list[str]:
         """Return the names of the attributes that the module is given besides the edges."""
         return [name for name in self.names if not self.matrix or name != WEIGHT]
+
+    @property
+    def given(self) -> list[str]:
+        """Return the names of the attributes of the user's graph that are needed."""
+        return [*self.attributes, *self.lists.names, *dict(self.lists.rows)]
+
+    def before(self, transform: BaseTransform | None) -> BaseTransform | None:
+        """Return all that is done to a graph before it is cut."""
+        return self.lists.before(self.tables.before(transform))
 
     @property
     def is_list(self) -> bool:
@@ -225,10 +239,10 @@ class Inputs:
                 f"{', '.join(shown)}{how}"
             ) from error
         if not self.graph:
-            return out, replace(self, keeps=bool(changed))
+            return out, replace(self, keeps=[*changed])
         read = given[self.graph].read | ({WEIGHT} if self.matrix else set()) | {NODE_ID}
         names = [name for name in self.names if name in read]
-        return out, replace(self, names=names, keeps=bool(changed))
+        return out, replace(self, names=names, keeps=[*changed])
 
 
 def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
@@ -237,8 +251,7 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     Raises:
         ValueError: If the graph lacks one, or a name can't be used.
     """
-    has_forward = type(net).forward is not Module.forward or "forward" in vars(net)
-    method = "forward" if has_forward else "encode"
+    method = find_method(net)
     wanted = parameters(net, method)
     features, has_edges = "", True
     if graph := graph_parameter(wanted, data):
@@ -282,9 +295,10 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     adj_t = data.get("adj_t")
     is_sparse_tensor = adj_t is not None and layout_of(adj_t, "adj_t").name == "sparse_tensor"
     layout = "sparse_tensor" if is_sparse_tensor else "csr"
+    lists = net.lists if isinstance(net, TakesLists) else EdgeLists()
     if not graph:
         given = Inputs(method, names, edges, by_value, layout=layout, features=features)
-        return replace(given, has_edges=has_edges), wanted
+        return replace(given, has_edges=has_edges, lists=lists), wanted
     plain = {
         key: value for key, value in data.to_dict().items()
         if isinstance(value, bool | int | float | str) and key != "num_nodes"
@@ -292,9 +306,8 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     rows = [name for name in ("x", *names) if name in data and is_row_per_node(data, name)]
     counted = rows[0] if rows else ""
     nested = find_dictionaries(data, [*names, edges])
-    return (
-        Inputs(method, names, edges, by_value, graph, plain, counted, (), layout, nested), wanted
-    )  # fmt: skip
+    given = Inputs(method, names, edges, by_value, graph, plain, counted, (), layout, nested)
+    return replace(given, lists=lists), wanted
 
 
 def _is_weighted(adj_t: Any) -> bool:

@@ -32,6 +32,10 @@ SELECTING = (
 )  # fmt: skip
 # Functions of sizes that need not change with the number of nodes, although a size does.
 SELECTORS = (operator.getitem, getattr, len)
+# Comparisons with a number of at most this have the same result for each number of nodes.
+_WITH_NONE = {
+    operator.gt: 0, operator.ge: 1, operator.lt: 1, operator.le: 0, operator.eq: 0, operator.ne: 0
+}  # fmt: skip
 
 
 class KnownProxy(Proxy):
@@ -238,7 +242,15 @@ class KnownValues:
         return is_by_node and len({shape[1:] for shape in shapes}) == 1
 
     def _compares_same(self, node: Node) -> bool:
-        """Return whether sizes are compared that are equal on each graph, or differ on each."""
+        """Return whether sizes are compared that are equal on each graph, or differ on each.
+
+        Or the number of nodes with 0, as each graph has some.
+        """
+        if node.target in _WITH_NONE and not node.kwargs:
+            size, other = node.args
+            is_count = isinstance(size, Node) and self._values[size] == list(self._counts)
+            if is_count and type(other) is int and other <= _WITH_NONE[node.target]:
+                return True
         if node.target not in (operator.eq, operator.ne):
             return False
         is_equal = {each is (node.target is operator.eq) for each in self._values[node]}

@@ -15,6 +15,7 @@ from torch_geometric.nn.inits import reset
 
 from gas.convert.arguments import LayerAlone
 from gas.convert.check import Conversion
+from gas.convert.followed import Followed, find_tensors
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
 from gas.convert.places import CONSTANT
@@ -41,6 +42,7 @@ class Converted(ScalableGNN):
 
     _is_static = True
     _is_layer = False
+    _followed: Sequence[Followed] = ()
 
     def __init__(
         self,
@@ -58,8 +60,8 @@ class Converted(ScalableGNN):
         made = GraphModule(net, graph, self._name)
         constants = {n: b for n, b in made._buffers.items() if n not in net._buffers}
         # All submodules, in the original order, also those that the graph doesn't call.
-        for kept in ("_modules", "_parameters", "_buffers"):
-            made.__dict__[kept] = dict(net.__dict__[kept])
+        made.__dict__.update(_parameters=net._parameters, _modules=dict(net._modules))
+        made.__dict__["_buffers"] = dict(net._buffers)
         for key, value in constants.items():
             made.register_buffer(key, value, persistent=False)
         self.net = made
@@ -69,13 +71,15 @@ class Converted(ScalableGNN):
         self._one_pass: tuple[dict[Node, float], GraphModule] | None = None
         self.training = made.training = net.training
         self._unlike = {mode: _find_unlike(conversion.net, mode) for mode in (True, False)}
-        self.transform = conversion.inputs.tables.before(conversion.transform)
+        self.transform = conversion.inputs.before(conversion.transform)
         self._outputs = conversion.outputs.without_nodes()
         self._returns_rows = conversion.outputs.is_single
         self._takes_fused = True  # LayerScope converts the adjacency for each layer.
         _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
         self._drawing = list(drawing)
         self._conversion: Conversion | None = conversion
+        unknown = {*conversion.inputs.keeps, *conversion.emptied}  # What calls set is theirs.
+        self._followed = find_tensors(conversion.net, made, unknown)
 
     def train(self, mode: bool = True) -> Converted:
         """Set training or evaluation mode, in layers as the module's own ``train`` does."""
@@ -122,11 +126,11 @@ class Converted(ScalableGNN):
             :meth:`check_on_sample`) or the original graph, or if the module fails.
         """
         made = self._find_conversion()
-        data = None if made is None else find_original_graph(graph, made.inputs.attributes)
+        data = None if made is None else find_original_graph(graph, made.inputs.given)
         if made is None or data is None:
             return None
         try:
-            out = made.inputs.run_in_layout(made.net, data.to(self.device))
+            out = made.inputs.run_in_layout(made.net, made.inputs.lists(data).to(self.device))
         except Exception:  # A module may raise anything; verify then takes another reference.
             return None
         rows = self._join_outputs(out)
@@ -222,6 +226,9 @@ class Converted(ScalableGNN):
 
     def _input_values(self, x: Tensor, given: dict[str, Any]) -> list[Any]:
         """Return the inputs of the graph."""
+        if not torch.compiler.is_compiling():
+            for each in self._followed:
+                each.follow()
         given = {**given, "x": x, TRAINING: self.training}
         missing = [name for name in self._inputs if name not in given]
         if missing and missing[0].startswith(PREPARED):
@@ -275,7 +282,7 @@ class Converted(ScalableGNN):
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are made again from that of ``net``; a copy has other parameters than the module.
         made = dict.fromkeys(("_stages", "_pulls", "_one_pass", "_conversion"))
-        return {**super().__getstate__(), **made}
+        return {**super().__getstate__(), **made, "_followed": ()}
 
     def reset_parameters(self) -> None:
         """Draw new weights, also of the original module, and clear the histories."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +17,32 @@ from gas.graph import is_row_per_edge, with_edge_index
 
 PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
 NODE_ID = f"{PREPARED}node_id"  # The row of each node in parameters with a row for each node.
+EDGE_LIST = f"{PREPARED}list"  # The position of the list that an edge is of.
+
+
+@dataclass(frozen=True, repr=False)
+class First(BaseTransform):
+    """A transform of a whole graph that comes before another one, ``then``, and is false if empty.
+
+    * ``then``: the transform that comes next.
+    """
+
+    then: BaseTransform | None = field(default=None, kw_only=True)
+
+    @property
+    def takes_adj_t(self) -> bool:
+        """Return whether the transform takes a graph with an ``adj_t`` alone."""
+        return getattr(self.then, "takes_adj_t", True)
+
+    def before(self, then: BaseTransform | None) -> BaseTransform | None:
+        """Return the transform of a module that needs another one as well."""
+        return replace(self, then=then) if self else then
+
+    def _go_on(self, data: Data) -> Data:
+        return data if self.then is None else self.then(data)
+
+    def _describe(self, what: str) -> str:
+        return what if self.then is None else f"{what}, {self.then}"
 
 
 class Preparation(BaseTransform):
@@ -90,7 +117,7 @@ class Preparation(BaseTransform):
             for name, at in masks.items()
         }
         made = {
-            name: _spread(values[name], None if at is None else places[at], edges.size(1))
+            name: spread(values[name], None if at is None else places[at], edges.size(1))
             for name, at in (self._lists | masks).items()
         }
         if edges.shape != before.shape or not torch.equal(edges, before):
@@ -139,7 +166,7 @@ def check_unprepared(names: Iterable[str], known: Collection[str]) -> None:
         ValueError: If it was.
     """
     for name in names:
-        if name.startswith(PREPARED) and name not in (*known, NODE_ID):
+        if name.startswith(PREPARED) and name not in (*known, NODE_ID, EDGE_LIST):
             raise ValueError(
                 "the graph was prepared for another model than this one: give the graph as it was"
             )
@@ -184,7 +211,7 @@ def join_lists(lists: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Sequenc
     return edges[:, met], places.split([each.size(1) for each in lists])
 
 
-def _spread(rows: Tensor, places: Tensor | None, size: int) -> Tensor:
+def spread(rows: Tensor, places: Tensor | None, size: int) -> Tensor:
     """Return rows of some edges as rows of all of them, zero for others."""
     if places is None:
         return rows

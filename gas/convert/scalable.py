@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import replace
 from typing import Any, overload
@@ -15,6 +16,7 @@ from torch_geometric.nn import MessagePassing
 from gas.convert.arguments import node_table_error, wrap_global, wrap_layer
 from gas.convert.conversion import Choices, convert_module
 from gas.convert.edge_layers import DirectionError, InexactLayerError
+from gas.convert.edge_lists import wrap_lists
 from gas.convert.fixed_numbers import keep_generators
 from gas.convert.inputs import (
     Inputs,
@@ -95,6 +97,7 @@ def to_scalable(
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
     data = make_graph(net, data, num_nodes)
     check_exact("", net)
+    net, data = wrap_lists(net, data)
     if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
         net = wrap_layer(net)
     net = wrap_global(net)
@@ -108,13 +111,18 @@ def to_scalable(
         try:
             return _convert_opening(net, data, inputs, wanted, kwargs)
         except ValueError as error:
+            with contextlib.suppress(ValueError):
+                made, joined = wrap_lists(net, data, in_graph=True)
+                if made is not net:
+                    return to_scalable(made, joined, **kwargs)
             inputs, data = inputs.with_tables(net, data)
             if not inputs.tables:
                 raise
             try:
-                return _convert_opening(net, data, inputs, wanted, kwargs)
+                return _convert_opening(inputs.tables.by_ids(net), data, inputs, wanted, kwargs)
             except ValueError as other:
-                raise (other if other.__cause__ is None else error) from error.__cause__
+                found = inputs.tables.error(net, other if other.__cause__ is None else error)
+                raise found from error.__cause__
 
 
 def _check_module(net: Any) -> None:

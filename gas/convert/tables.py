@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,14 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
-from torch_geometric.transforms import BaseTransform
 
-from gas.convert.preparation import NODE_ID
+from gas.convert.preparation import NODE_ID, First
 from gas.graph import PERM
+from gas.nn import twin
 
 
 @dataclass(frozen=True, repr=False)
-class Tables(BaseTransform):
+class Tables(First):
     """The parameters of a module that have a row, or a column, for each node of a graph.
 
     As a transform, they give a graph ``prepared_node_id``, the row of each node.
@@ -30,25 +30,14 @@ class Tables(BaseTransform):
     * ``num_nodes``: the number of nodes.
     * ``dims``: the name of each, and the dimension of its rows.
     * ``by_id``: layers that read their own rows by node ids, which ``None`` stands for.
-    * ``then``: the transform that comes next.
     """
 
     num_nodes: int = 0
     dims: tuple[tuple[str, int], ...] = ()
     by_id: tuple[str, ...] = ()
-    then: BaseTransform | None = None
 
     def __bool__(self) -> bool:
         return bool(self.dims or self.by_id)
-
-    @property
-    def takes_adj_t(self) -> bool:
-        """Return whether the transform takes a graph with an ``adj_t`` alone."""
-        return getattr(self.then, "takes_adj_t", True)
-
-    def before(self, then: BaseTransform | None) -> BaseTransform | None:
-        """Return the transform of a module that needs another one as well."""
-        return replace(self, then=then) if self else then
 
     def forward(self, data: Data) -> Data:
         """Return a graph with these rows, after the next transform; as it is without tables.
@@ -74,10 +63,10 @@ class Tables(BaseTransform):
                 f"model's parameters: remove it, del data.{NODE_ID}"
             )
         data[NODE_ID] = rows
-        return data if self.then is None else self.then(data)
+        return self._go_on(data)
 
     def __repr__(self) -> str:
-        return "NodeIds()" if self.then is None else f"NodeIds(), {self.then}"
+        return self._describe("NodeIds()")
 
     @contextlib.contextmanager
     def select_rows(self, net: Module, values: Mapping[str, Any]) -> Iterator[None]:
@@ -115,8 +104,54 @@ class Tables(BaseTransform):
 
     def find_layers(self, net: Module) -> tuple[type[MessagePassing], ...]:
         """Return the types of the layers of message passing that have tables."""
-        owners = [net.get_submodule(name.rpartition(".")[0]) for name, _ in self.dims]
-        return tuple({type(each): None for each in owners if isinstance(each, MessagePassing)})
+        return tuple({type(layer): None for layer, _ in self._in_layers(net)})
+
+    def _in_layers(self, net: Module) -> Iterator[tuple[MessagePassing, str]]:
+        """Iterate over the layers of message passing that have tables, and these."""
+        for prefix, layer in net.named_modules():
+            start = f"{prefix}.".lstrip(".")
+            for name, _ in self.dims if isinstance(layer, MessagePassing) else ():
+                if name.startswith(start):
+                    yield layer, name.removeprefix(start)
+
+    def error(self, net: Module, error: ValueError) -> ValueError:
+        """Return an error, with the cure if a layer reads a table where it has edges."""
+        for layer, name in self._in_layers(net):
+            key = name.partition(".")[0]
+            for method in ("message", "update", "aggregate", "edge_update"):
+                code = getattr(getattr(type(layer), method, None), "__code__", None)
+                if code is not None and key in code.co_names:
+                    return ValueError(
+                        f"'{name}' has a row for each node, and {type(layer).__name__}.{method} "
+                        "reads it itself: read it in forward, and for messages give it to "
+                        f"propagate, self.propagate(edge_index, x=x, {key}=self.{name}), of which "
+                        f"message takes the rows {key}_j and {key}_i"
+                    )
+        return error
+
+    def by_ids(self, net: Module) -> Module:
+        """Return a twin of a module whose layers can be given node ids: no ``FastRGCNConv``."""
+        if not any(type(net.get_submodule(name)) is pyg.FastRGCNConv for name in self.by_id):
+            return net
+        made = twin(net)
+        for name in self.by_id:
+            layer, (prefix, _, key) = made.get_submodule(name), name.rpartition(".")
+            if type(layer) is pyg.FastRGCNConv:
+                made.get_submodule(prefix)._modules[key] = _as_rgcn(layer)
+        return made
+
+
+def _as_rgcn(layer: Any) -> Module:
+    """Return the ``RGCNConv`` that computes what a ``FastRGCNConv`` does, by its parameters."""
+    with torch.device("meta"):
+        made = pyg.RGCNConv(
+            layer.in_channels, layer.out_channels, layer.num_relations, layer.num_bases,
+            layer.num_blocks, layer.aggr, layer.root is not None, layer.bias is not None,
+        )  # fmt: skip
+    for key, value in vars(layer).items():
+        if key in ("_parameters", "_buffers", "training") or "_hooks" in key:
+            made.__dict__[key] = value
+    return made
 
 
 def _call_by_ids(kind: Any, ids: Any) -> Any:
@@ -133,8 +168,8 @@ def find_tables(net: Module, num_nodes: int) -> Tables:
     dims, by_id = list[tuple[str, int]](), list[str]()
     for prefix, module in net.named_modules():
         if isinstance(module, pyg.RGCNConv):
-            if module.in_channels_l == num_nodes and not isinstance(module, pyg.FastRGCNConv):
-                by_id.append(prefix)  # The other takes the ids of a mini-batch.
+            if module.in_channels_l == num_nodes:
+                by_id.append(prefix)
             continue
         dim = 1 if isinstance(module, torch.nn.Linear | pyg.Linear) else 0
         changes = getattr(module, "max_norm", None) is not None

@@ -438,6 +438,29 @@ def test_what_classes_and_globals_keep_of_the_small_graph_is_forgotten(kind):
     assert (InClass.degrees, KEPT, DEGREES) == (None, {}, None)
 
 
+class InGlobalList(Shared):
+    """Keeps edges, which have no row for each node."""
+
+    def forward(self, x, edge_index):
+        if "norm" not in KEPT:
+            KEPT["norm"] = gcn_norm(edge_index, None, x.size(0), dtype=x.dtype)
+        return self.b(self.a(x, KEPT["norm"][0]).relu(), KEPT["norm"][0])
+
+
+@pytest.mark.parametrize("kind", [InDictionary, InGlobalList])
+def test_a_global_that_was_filled_is_refused_with_its_cure(kind):
+    net, data = kind(), random_graph(200)
+    try:
+        net(data.x, data.edge_index)
+        cure = "convert the module before its first call, or reset what forward computes"
+        with pytest.raises(ValueError, match=f"test_kept:KEPT' keeps rows of all nodes .*: {cure}"):
+            gas.to_scalable(net, data)
+        KEPT.clear()
+        gas.to_scalable(net, data)
+    finally:
+        KEPT.clear()
+
+
 def test_a_list_that_was_filled_is_refused_with_its_cure():
     def keep_in_a_list(net, x, edge_index):
         if not net.kept:

@@ -7,7 +7,7 @@ from comparisons import check, check_gradients
 from conftest import random_graph
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import LINKX, LightGCN, RGCNConv, SAGEConv
+from torch_geometric.nn import LINKX, FastRGCNConv, LightGCN, MessagePassing, RGCNConv, SAGEConv
 from torch_geometric.utils import scatter
 
 import gas
@@ -45,9 +45,9 @@ class Light(LightGCN):
 
 
 class Relations(nn.Module):
-    def __init__(self, num_nodes, **kwargs):
+    def __init__(self, num_nodes, kind=RGCNConv, **kwargs):
         super().__init__()
-        self.conv1, self.conv2 = RGCNConv(num_nodes, 8, 3, **kwargs), RGCNConv(8, 3, 3)
+        self.conv1, self.conv2 = kind(num_nodes, 8, 3, **kwargs), kind(8, 3, 3)
 
     def forward(self, edge_index, edge_type):
         x = self.conv1(None, edge_index, edge_type).relu()
@@ -62,6 +62,41 @@ class Link(nn.Module):
     def forward(self, x, edge_index):
         ones = torch.ones(edge_index.size(1), dtype=x.dtype)
         return self.lin(torch.sparse_coo_tensor(edge_index.flip(0), ones, 2 * (self.num_nodes,)))
+
+
+class Conv(MessagePassing):
+    """Has two tables, of sources and destinations."""
+
+    def __init__(self, num_nodes):
+        super().__init__(aggr="add")
+        self.lin, self.bias = nn.Linear(5, 5), nn.Parameter(torch.randn(num_nodes, 5))
+        self.gate = nn.Embedding(num_nodes, 5)
+
+    def forward(self, x, edge_index):
+        x = self.lin(x) + self.bias
+        return self.propagate(edge_index, x=x, bias=self.bias, gate=self.gate.weight)
+
+    def message(self, x_j, bias_i, gate_j):
+        return x_j * (bias_i * gate_j).sigmoid()
+
+
+class InMessage(Conv):
+    def message(self, x_j, edge_index_j):
+        return x_j * self.gate(edge_index_j).sigmoid()
+
+
+class InUpdate(Conv):
+    def update(self, out):
+        return out + self.bias
+
+
+class Twice(nn.Module):
+    def __init__(self, num_nodes, kind=Conv):
+        super().__init__()
+        self.conv1, self.conv2 = kind(num_nodes), kind(num_nodes)
+
+    def forward(self, x, edge_index):
+        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
 
 
 class Tied(Net):
@@ -98,6 +133,12 @@ CASES = {
     "LINKX": (lambda n: LINKX(n, 5, 8, 3, 2, num_edge_layers=2), of_x),
     "RGCN without x": (Relations, of_types),
     "RGCN with bases": (lambda n: Relations(n, num_bases=2, root_weight=False), of_types),
+    "FastRGCN without x": (lambda n: Relations(n, FastRGCNConv), of_types),
+    "FastRGCN with bases": (
+        lambda n: Relations(n, FastRGCNConv, num_bases=2, root_weight=False, bias=False),
+        of_types,
+    ),
+    "layers with tables": (Twice, of_x),
     "linear layer of a matrix": (Link, of_x),
 }
 
@@ -214,6 +255,19 @@ def test_what_mini_batches_do_not_know_is_refused(error):
 
     with pytest.raises(ValueError, match=error):
         gas.to_scalable(Other(200), random_graph(200))
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        (InMessage, "'gate.weight' has a row for each node, and InMessage.message reads it itself"),
+        (InUpdate, "'bias' has a row for each node, and InUpdate.update reads it itself"),
+    ],
+)
+def test_tables_that_are_read_beside_edges_are_refused(kind, error):
+    cure = "read it in forward, and for messages give it to propagate"
+    with pytest.raises(ValueError, match=f"{error}: {cure}"):
+        gas.to_scalable(Twice(200, kind), random_graph(200))
 
 
 def test_sparse_gradients_stay_sparse():

@@ -372,34 +372,6 @@ def test_weights_that_appnp_drops():
 # Refusals, and what they say to change.
 
 
-def test_two_lists_of_edges_become_one_with_types():
-    class Signed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv1, self.conv2 = pyg.SignedConv(5, 4, True), pyg.SignedConv(4, 4, False)
-
-        def forward(self, x, pos_edge_index, neg_edge_index):
-            return both(self, x, pos_edge_index, neg_edge_index)
-
-    class Typed(Signed):
-        def forward(self, x, edge_index, edge_type):
-            return super().forward(x, edge_index[:, edge_type == 0], edge_index[:, edge_type == 1])
-
-    data, net = random_graph(), Typed()
-    data.edge_type = torch.randint(2, (data.num_edges,))
-    check(net, data, lambda net, data: net(data.x, data.edge_index, data.edge_type))
-    data.pos_edge_index = data.edge_index[:, data.edge_type == 0]
-    data.neg_edge_index = data.edge_index[:, data.edge_type == 1]
-    with pytest.raises(ValueError, match="one 'edge_index' with an 'edge_type', and take"):
-        gas.to_scalable(Signed(), data)
-
-    def forward(net, x, edge_index, neg_edge_index):
-        return both(net, x, edge_index)
-
-    with pytest.raises(ValueError, match="one 'edge_index' with an 'edge_type', and take"):
-        gas.to_scalable(net_of(forward, "x, edge_index, neg_edge_index"), data)
-
-
 def test_matrices_that_a_module_keeps_become_values_of_edges():
     data = random_graph()
     data.edge_index = coalesce(data.edge_index)

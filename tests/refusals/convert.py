@@ -69,6 +69,28 @@ class Anything(nn.Module):
         return args[0]
 
 
+class Table(pyg.MessagePassing):
+    """Reads a row of each source itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.ones(4, 2))
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+    def message(self, x_j, edge_index_j):
+        return x_j * self.rows[edge_index_j]
+
+
+def replaced():
+    net = net_of(lambda net, x, edge_index: net.conv(x * net.scale, edge_index))
+    net.scale = torch.ones(2)
+    model = gas.to_scalable(net, ring())
+    net.scale = 2.0
+    model.predict(gas.cluster(ring(), 2, method="random", log=False), log=False)
+
+
 class Kept(nn.Module):
     def __init__(self):
         super().__init__()
@@ -768,6 +790,20 @@ CASES = {
     "edges of two kinds": lambda t: convert(
         lambda net, x, a, b: net.conv(x, a) + net.conv(x, b), "x, pos_edge_index, neg_edge_index"
     ),
+    "a list of no edges": lambda t: convert(
+        lambda net, x, a, b: net.conv(x, a) + net.conv2(x, b),
+        "x, edge_index, edge_index2",
+        data=ring(edge_index2=torch.zeros(2, 0, dtype=torch.long)),
+    ),
+    "a graph without one of two lists": lambda t: convert(
+        lambda net, x, a, b: net.conv(x, a) + net.conv2(x, b),
+        "x, edge_index, edge_index2",
+        data=ring(edge_index2=torch.tensor([[0], [1]])),
+    ).prepare(ring()),
+    "a table that a message reads": lambda t: convert(
+        lambda net, x, edge_index: net.conv(net.table(x, edge_index), edge_index), table=Table()
+    ),
+    "a tensor that is replaced by a number": lambda t: replaced(),
     "rows of a call that are kept": lambda t: convert(
         lambda net, x, edge_index: net.conv(net.kept(x), edge_index), kept=Kept()
     ),

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GATConv, GCNConv, HANConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, HANConv, SAGEConv
 
 import gas
 
@@ -202,6 +202,7 @@ CASES = {
     "to_scalable, rows that are cut": lambda t: instead(shrinks),
     "to_scalable, a mean of all nodes": lambda t: make(Net(lambda x: x - x.mean(0))),
     "to_scalable, only of one size": lambda t: instead(fails),
+    "to_scalable, for one type of nodes": lambda t: make(GraphSAGE(3, 3, 2)),
     "to_scalable, never": lambda t: instead(lambda net, x, edges: x.nothing),
     "to_scalable, returns a list": lambda t: instead(lambda net, x, edges: [net.first(x, edges)]),
     "to_scalable, returns a sum": lambda t: instead(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.data import HeteroData
@@ -76,7 +77,8 @@ def to_hetero_model(net: Module, data: HeteroData, **options: Any) -> HeteroMode
             )
     inputs = match_inputs(net, data)
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-        _initialise(net, _make_small_graph(data, inputs), inputs)
+        with _explain_plain(net, inputs):
+            _initialise(net, _make_small_graph(data, inputs), inputs)
         torch.default_generator.manual_seed(0)  # The generator of a GPU isn't changed.
         small = _make_small_graph(data, inputs)
         trial = replace_han_convs(fuse(_perturb_copy(net)))
@@ -84,7 +86,8 @@ def to_hetero_model(net: Module, data: HeteroData, **options: Any) -> HeteroMode
         num_parts = min(PARTS, sum(sizes.values()))
         quick = PartitionOptions(method="random", cache=False, log=False)
         graph = _cast(cluster_heterogeneous(small, num_parts, quick, check=False), DOUBLE)
-        plan, expected, rows = make_plan(trial, add_ids(graph), inputs)
+        with _explain_plain(net, inputs):
+            plan, expected, rows = make_plan(trial, add_ids(graph), inputs)
         is_narrow, norms = _check_on_mini_batches(trial, plan, graph, sizes, expected, rows)
     model = HeteroModel(
         replace_han_convs(fuse(twin(net))), plan, types.num_nodes, is_narrow, **options
@@ -147,6 +150,21 @@ def _initialise(net: Module, small: HeteroData, inputs: Mapping[str, str]) -> No
         with torch.no_grad(), preserve_modes(net):
             net.eval()
             net(**collect_inputs(add_ids(small).to(device), inputs))
+
+
+@contextlib.contextmanager
+def _explain_plain(net: Module, inputs: Mapping[str, str]) -> Iterator[None]:
+    """Say what to do with a module for graphs of one type, which fails for dictionaries."""
+    try:
+        yield
+    except Exception as error:  # A module may raise anything for them.
+        if EDGES not in inputs or isinstance(net, GraphModule):
+            raise
+        raise ValueError(
+            f"{type(net).__name__} can't be run with 'edge_index' and others in dictionaries by "
+            f"type ({type(error).__name__}: {error}): if it is for one type of nodes, make it one "
+            "for all of them, torch_geometric.nn.to_hetero(net, data.metadata())"
+        ) from error
 
 
 def _perturb_copy(net: Module) -> Module:

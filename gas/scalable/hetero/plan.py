@@ -71,7 +71,11 @@ def match_inputs(net: Module, data: HeteroData) -> dict[str, str]:
         ValueError: If the graph lacks the attribute of a parameter without a default.
     """
     found = {}
-    for name, parameter in inspect.signature(net.forward).parameters.items():
+    parameters = inspect.signature(net.forward).parameters
+    cure = "name it as the attribute, or set the attribute"
+    if not {EDGES, EDGES + DICT} & {*parameters}:
+        cure = "take dictionaries by type, x_dict and edge_index_dict, instead of the graph"
+    for name, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         key = name.removesuffix(DICT)
@@ -81,7 +85,7 @@ def match_inputs(net: Module, data: HeteroData) -> dict[str, str]:
         elif parameter.default is inspect.Parameter.empty:
             raise ValueError(
                 f"{type(net).__name__}.forward takes {name!r}, but no type of the graph has "
-                f"{key!r}: name it as the attribute, or set the attribute"
+                f"{key!r}: {cure}"
             )
     if EDGES not in found.values():
         raise ValueError(
