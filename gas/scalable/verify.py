@@ -36,7 +36,7 @@ _TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2}
 
 
 class _Reference(NamedTuple):
-    """What mini-batches are compared with.
+    """Rows that those of mini-batches are compared with.
 
     * ``rows``: those of each history, then the outputs.
     * ``nodes``: their ids; ``None`` for all nodes, in order.
