@@ -103,6 +103,13 @@ def load(root: Path, case: dict[str, Any]) -> dict[str, Any]:
     path = root / case["file"] if "file" in case else None
     name = "published_" + case["name"]
     module = types.ModuleType(name)
+    if "package" in case:  # For relative imports, without what its __init__.py imports.
+        module.__package__ = case["package"]
+        names = case["package"].split(".")
+        for position in range(1, len(names) + 1):
+            parent = types.ModuleType(".".join(names[:position]))
+            parent.__path__ = [str(root.joinpath(*names[:position]))]
+            sys.modules.setdefault(parent.__name__, parent)
     sys.modules[name] = module
     space = vars(module)
     setup = {"namespace": types.SimpleNamespace, "torch": torch, **SIZES}

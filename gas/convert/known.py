@@ -41,6 +41,7 @@ class KnownProxy(Proxy):
     """
 
     _is_param, _is_buffer, _persistent = False, False, True  # Asked of tensors by torch.nn.
+    __array_ufunc__ = None  # A number of numpy leaves an operation to it, as to a tensor.
 
     @property
     def is_tensor(self) -> bool:
@@ -96,6 +97,7 @@ class _KnownAttribute(Attribute):
     """Attribute of a proxy, such as its shape, whose length may be known."""
 
     __len__, __setitem__ = KnownProxy.__len__, KnownProxy.__setitem__
+    __array_ufunc__ = None
     __getattr__ = KnownProxy.__getattr__
 
 
