@@ -149,10 +149,13 @@ def with_kinds():
 
 class Pair(pyg.MessagePassing):
     def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=x), x
+        return self.propagate(edge_index, x=x)
 
     def message(self, x_j):
         return x_j
+
+    def update(self, inputs, x):
+        return inputs, x
 
 
 def in_autocast(net, x, edge_index):
