@@ -74,6 +74,7 @@ from gas.convert.projection import merge_projections
 from gas.convert.rewrite import (
     erase_unused,
     follow_changes,
+    read_masks,
     refuse_methods,
     skip_copies,
     spread_selected_rows,
@@ -310,6 +311,7 @@ def _trace(
     )  # fmt: skip
     attributes = [name for name in inputs.names if is_row_per_edge(graphs[0], name)]
     take_edge_dropout(net, graph, inputs.edges, attributes)
+    read_masks(graph)
     skip_copies(graph, inputs.edges)
     replace_products(net, graph, inputs.edges)
     if inputs.is_matrix:

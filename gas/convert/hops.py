@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch_geometric.nn as pyg
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.edge_layers import FORWARD, Propagation
+from gas.convert.matrices import TracedMatrix
+from gas.graph import WEIGHT
 from gas.nn import SimpleConv
 
 # Layers that propagate several times without a transformation in between; unrolled into hops.
@@ -53,14 +57,28 @@ class Hops:
 
     def __call__(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
         """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
+        if isinstance(edge_index, TracedMatrix):
+            if getattr(self._layer, "fuse", False):
+                return self._multiply(edge_index, given)
+            matrix, edge_index = edge_index, torch.stack([edge_index.col, edge_index.row])
+            if matrix.value is not None and given.get(WEIGHT) is None:
+                given[WEIGHT] = matrix.value
         if self._layer.flow != FORWARD:
             edge_index = edge_index.flip(0)
         if isinstance(self._layer, UNROLLED):
-            out = self._layer.hop(given["x"], edge_index, given.get("edge_weight"))
+            out = self._layer.hop(given["x"], edge_index, given.get(WEIGHT))
             if self.dropout > 0:
                 out.node.meta[DROP] = out.node.name, self.dropout, True
             return out
         return self._layer.hop(edge_index, **given)
+
+    def _multiply(self, matrix: TracedMatrix, given: dict[str, Any]) -> Any:
+        """Return what the layer computes of a matrix, as PyG calls it."""
+        out = matrix
+        for function in (self._layer.message_and_aggregate, self._layer.update):
+            names = list(inspect.signature(function).parameters)[1:]
+            out = function(out, **{name: given[name] for name in names if name in given})
+        return out
 
 
 @contextlib.contextmanager

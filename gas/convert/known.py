@@ -169,6 +169,10 @@ class KnownValues:
         """Return the value on the first graph; ``None`` if it isn't known."""
         return self._values[node][0] if node in self._values else None
 
+    def has(self, node: Node) -> bool:
+        """Return whether a node's values are known."""
+        return node in self._values
+
     def is_of_matrix(self, node: Node) -> bool:
         """Return whether a node calls a method of the adjacency, a matrix."""
         given: Any = node.args[0] if node.op == "call_method" else None

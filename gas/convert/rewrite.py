@@ -184,6 +184,16 @@ def _drops_in_place(net: Module, node: Node) -> bool:
     return bool({"inplace": getattr(module, "inplace", False), **given, **node.kwargs}["inplace"])
 
 
+def read_masks(graph: Graph) -> None:
+    """Have items be selected by a mask, ``x[mask]``, instead of ``x[torch.where(mask)]``."""
+    for node in list(graph.nodes):
+        is_where = node.target is torch.where and len(node.args) == 1
+        is_nonzero = node.target in (torch.nonzero, "nonzero") and node.kwargs == {"as_tuple": True}
+        for user in list(node.users) if is_where or is_nonzero else ():
+            if user.target in (operator.getitem, assign) and user.args[1] is node:
+                user.update_arg(1, node.args[0])
+
+
 def skip_copies(graph: Graph, edges: str) -> None:
     """Have copies of the edges, such as ``edge_index.to(device)``, be the edges themselves."""
     source = next(node for node in graph.nodes if (node.op, node.target) == ("placeholder", edges))

@@ -78,19 +78,41 @@ class _Tracer(Tracer):
             takes_graph = any(map(self._is_graph, (*args, *kwargs.values())))
             if takes_graph and not isinstance(m, (MessagePassing, EdgeLayer)):
                 return forward(*args, **kwargs)
+            has_matrix = any(isinstance(each, TracedMatrix) for each in (*args, *kwargs.values()))
             if isinstance(m, MessagePassing) and not self._opens(m):
-                args, kwargs = spread_matrix(m, args, kwargs)
+                args, kwargs = self._spread(m, args, kwargs)
                 if any(m is each for each in self._backward):
                     args, kwargs = tree_map(self._turn, (args, kwargs))
                 if kwargs.get(ATTENTION) is True:
                     out = super().call_module(m, forward, args, {**kwargs, ATTENTION: None})
                     return out, AttentionWeights(self.path_of_module(m))
+                out = super().call_module(m, forward, args, kwargs)
+                if has_matrix and not self.known.has(out.node) and _is_of_user(m):
+                    raise self._matrix_error(m)
+                return out
             return super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed = self.failed or f" in '{self.path_of_module(m)}' ({type(m).__name__})"
             raise
         finally:
             self.hides_types = hidden
+
+    def _spread(self, m: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of a layer with a list of edges instead of a matrix.
+
+        Raises:
+            InexactLayerError: If a layer of the user's own takes no weights of one.
+        """
+        try:
+            return spread_matrix(m, args, kwargs)
+        except TypeError as error:
+            if _is_of_user(m):
+                raise self._matrix_error(m) from error
+            raise
+
+    def _matrix_error(self, m: Module) -> InexactLayerError:
+        where = f"'{self.path_of_module(m)}' ({type(m).__name__})"
+        return InexactLayerError(f"{where} takes a matrix, and no list of edges instead", m)
 
     def _is_graph(self, value: Any) -> bool:
         """Return whether a value is, or has, the graph, its adjacency, or the ends of edges."""
@@ -221,6 +243,10 @@ class _Tracer(Tracer):
             return out
 
         return call, [self.root, *proxies]
+
+
+def _is_of_user(layer: Module) -> bool:
+    return not type(layer).__module__.startswith(("torch_geometric.", "gas."))
 
 
 def _call_made(module: Module, forward: Any, args: Any, kwargs: Any) -> Any:

@@ -157,6 +157,53 @@ def test_products_with_the_graphs_own(is_weighted, reduce):
     check(OfSparseTensor(None, reduce), data, lambda net, data: net(data.x, data.adj_t))
 
 
+class TakesMatrix(pyg.MessagePassing):
+    """Multiplies by the SparseTensor that it is given, and takes no list of edges."""
+
+    def __init__(self, in_channels, out_channels, refuses):
+        super().__init__(aggr="add")
+        self.lin, self.refuses = nn.Linear(in_channels, out_channels), refuses
+
+    def forward(self, x, edge_index):
+        if isinstance(edge_index, torch.Tensor) and self.refuses:
+            raise ValueError("only a SparseTensor")
+        return self.propagate(edge_index, x=self.lin(x), share=0.5)
+
+    def message(self, x_j):
+        return x_j
+
+    def message_and_aggregate(self, adj_t, x):
+        return adj_t.matmul(x, reduce=self.aggr)
+
+    def update(self, out, x, share):
+        return share * out + x
+
+
+def of_edge_weight(net, data):
+    return net(data.x, data.edge_index, data.edge_weight)
+
+
+class MakesMatrix(nn.Module):
+    def __init__(self, refuses):
+        super().__init__()
+        self.a, self.b = TakesMatrix(5, 8, refuses), TakesMatrix(8, 3, refuses)
+
+    def forward(self, x, edge_index, edge_weight):
+        from torch_sparse import SparseTensor
+
+        sizes = (x.size(0), x.size(0))
+        adj_t = SparseTensor.from_edge_index(edge_index, edge_weight, sparse_sizes=sizes).t()
+        return self.b(self.a(x, adj_t).relu(), adj_t)
+
+
+@pytest.mark.requires("torch_sparse")
+@pytest.mark.parametrize("refuses", [False, True])
+def test_layers_of_ones_own_take_a_sparse_tensor(refuses):
+    data = random_graph()
+    data.edge_weight = torch.rand(data.num_edges)
+    check(MakesMatrix(refuses), data, of_edge_weight)
+
+
 class Scatters(nn.Module):
     """Sums up messages by torch-scatter."""
 

@@ -596,3 +596,16 @@ def test_numbers_of_a_module_without_parameters_are_those_of_the_features():
     graph = gas.cluster(data, 4, model=model, log=False)
     expected = net(data.x, data.edge_index)
     assert torch.allclose(model.predict(graph, log=False), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("where", [torch.where, lambda mask: mask.nonzero(as_tuple=True)])
+def test_rows_by_where_are_those_of_a_mask(where):
+    def forward(net, x, edge_index):
+        x = net.conv1(x, edge_index)
+        norm = x.norm(dim=1)
+        score = (norm - 0.3).clamp(min=0)
+        rows = where(norm > 0)
+        score[rows] = score[rows] / norm[rows]
+        return net.conv2(score.unsqueeze(1) * x, edge_index)
+
+    check(net_of(forward), random_graph(), of_x)
