@@ -25,9 +25,27 @@ DROP = "drops_edges"  # What a layer's node notes: the call, its probability, an
 
 def find_backward(net: Module, opened: Opened) -> list[Any]:
     """Find the layers, of those that aren't opened, that pass messages to ``edge_index[0]``."""
-    whole = [each for each in net.modules() if isinstance(each, MessagePassing)]
-    followed = (*UNROLLED, *opened)
-    return [each for each in whole if each.flow != FORWARD and not isinstance(each, followed)]
+    return [layer for layer in _whole_layers(net, opened) if layer.flow != FORWARD]
+
+
+def find_dubious(net: Module, opened: Opened) -> list[type[MessagePassing]]:
+    """Find the types of layers that may treat a matrix, or turned edges, in their own way."""
+    dubious = [
+        type(layer) for layer in _whole_layers(net, opened)
+        if layer.flow != FORWARD
+        or (is_of_user(layer) and "SparseTensor" in type(layer).forward.__code__.co_names)
+    ]  # fmt: skip
+    return list(dict.fromkeys(dubious))
+
+
+def is_of_user(layer: Module) -> bool:
+    """Return whether a layer is neither PyG's nor this library's."""
+    return not type(layer).__module__.startswith(("torch_geometric.", "gas."))
+
+
+def _whole_layers(net: Module, opened: Opened) -> list[Any]:
+    layers = [each for each in net.modules() if isinstance(each, MessagePassing)]
+    return [each for each in layers if not isinstance(each, (*UNROLLED, *opened))]
 
 
 def turn_layers(net: Module, opened: Opened) -> list[Any]:

@@ -16,7 +16,7 @@ from gas.convert.arguments import node_table_error, wrap_global, wrap_layer
 from gas.convert.conversion import Choices, convert_module
 from gas.convert.edge_layers import DirectionError, InexactLayerError
 from gas.convert.fixed_numbers import keep_generators
-from gas.convert.hops import UNROLLED, find_backward
+from gas.convert.hops import UNROLLED, find_dubious
 from gas.convert.inputs import (
     Inputs,
     find_inputs,
@@ -98,8 +98,8 @@ def to_scalable(
     if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
         net = wrap_layer(net)
     net = wrap_global(net)
-    types = {weight.dtype for weight in net.parameters()} or {getattr(data.x, "dtype", None)}
-    if types == {torch.float64}:
+    types = [weight.dtype for weight in net.parameters()] or [getattr(data.x, "dtype", None)]
+    if set(types) == {torch.float64}:
         kwargs.setdefault("dtype", torch.float64)
     if "num_nodes" in data:
         check_nodes(data, data.num_nodes)
@@ -186,8 +186,8 @@ def _convert_opening(
                 choices = replace(choices, on_own_edges=True)
             elif error.may_read_values and not choices.on_matrix:
                 choices = replace(choices, on_matrix=True)
-            elif backward := {type(each) for each in find_backward(net, choices.opened)}:
-                choices = replace(choices, opened=(*choices.opened, *backward))
+            elif dubious := find_dubious(net, choices.opened):
+                choices = replace(choices, opened=(*choices.opened, *dubious))
             else:
                 raise ValueError(str(error)) from None
         except ValueError as error:

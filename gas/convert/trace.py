@@ -19,7 +19,7 @@ from torch_geometric.nn import MessagePassing
 from gas.convert.changes import check_change
 from gas.convert.edge_layers import EdgeLayer, InexactLayerError
 from gas.convert.failures import explain_trace, find_line
-from gas.convert.hops import UNROLLED, Opened, turn_layers, unroll_layers
+from gas.convert.hops import UNROLLED, Opened, is_of_user, turn_layers, unroll_layers
 from gas.convert.known import KnownProxy, KnownValues
 from gas.convert.matrices import MatrixError, TracedMatrix, matrix_error, spread_matrix
 from gas.convert.modes import (
@@ -87,7 +87,7 @@ class _Tracer(Tracer):
                     out = super().call_module(m, forward, args, {**kwargs, ATTENTION: None})
                     return out, AttentionWeights(self.path_of_module(m))
                 out = super().call_module(m, forward, args, kwargs)
-                if has_matrix and not self.known.has(out.node) and _is_of_user(m):
+                if has_matrix and not self.known.has(out.node) and is_of_user(m):
                     raise self._matrix_error(m)
                 return out
             return super().call_module(m, forward, args, kwargs)
@@ -106,7 +106,7 @@ class _Tracer(Tracer):
         try:
             return spread_matrix(m, args, kwargs)
         except TypeError as error:
-            if _is_of_user(m):
+            if is_of_user(m):
                 raise self._matrix_error(m) from error
             raise
 
@@ -243,10 +243,6 @@ class _Tracer(Tracer):
             return out
 
         return call, [self.root, *proxies]
-
-
-def _is_of_user(layer: Module) -> bool:
-    return not type(layer).__module__.startswith(("torch_geometric.", "gas."))
 
 
 def _call_made(module: Module, forward: Any, args: Any, kwargs: Any) -> Any:
