@@ -98,8 +98,8 @@ def to_scalable(
     if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
         net = wrap_layer(net)
     net = wrap_global(net)
-    types = [weight.dtype for weight in net.parameters()] or [getattr(data.x, "dtype", None)]
-    if set(types) == {torch.float64}:
+    dtypes: set[Any] = {weight.dtype for weight in net.parameters()}
+    if (dtypes or {getattr(data.x, "dtype", None)}) == {torch.float64}:
         kwargs.setdefault("dtype", torch.float64)
     if "num_nodes" in data:
         check_nodes(data, data.num_nodes)

@@ -756,6 +756,9 @@ CASES = {
         lambda net, x, edge_index: to_dense_adj(edge_index, max_num_nodes=x.size(0))[0] @ x
     ),
     "a matrix transposed": lambda t: convert(transposing, "x, adj_t", data=with_matrix()),
+    "a matrix's entries": lambda t: convert(
+        lambda net, x, adj_t: x[adj_t._indices()[0]], "x, adj_t", data=with_matrix()
+    ),
     "a matrix that is asked": lambda t: convert(
         branching_on_a_matrix, "x, adj_t", data=with_matrix()
     ),
