@@ -52,6 +52,30 @@ REPOSITORIES = {
     "GreatX": "EdisonLeeeee/GreatX",
     "GraphGym": "snap-stanford/GraphGym",
     "SGCN": "benedekrozemberczki/SGCN",
+    "BernNet": "ivam-he/BernNet",
+    "ChebNetII": "ivam-he/ChebNetII",
+    "GraphCON": "tk-rusch/GraphCON",
+    "gradientgating": "tk-rusch/gradientgating",
+    "DeeperGNN": "divelab/DeeperGNN",
+    "GRACE": "CRIPAC-DIG/GRACE",
+    "GCA": "CRIPAC-DIG/GCA",
+    "BGRL": "nerdslab/bgrl",
+    "Dir-GNN": "emalgorithm/directed-graph-neural-network",
+    "OrderedGNN": "LUMIA-Group/OrderedGNN",
+    "PairNorm": "LingxiaoShawn/PairNorm",
+    "GDC": "gasteigerjo/gdc",
+    "GBK-GNN": "Xzh0u/GBK-GNN",
+    "MaskGAE": "EdisonLeeeee/MaskGAE",
+    "GATv2": "tech-srl/how_attentive_are_gats",
+    "DeepRobust": "DSE-MSU/DeepRobust",
+    "PyGOD": "pygod-team/pygod",
+    "PyGSD": "SherylHYX/pytorch_geometric_signed_directed",
+    "SGFormer": "qitianwu/SGFormer",
+    "Heterophilic": "turja16/Heterophilic_Benchmarks",
+    "PyGCL": "PyGCL/PyGCL",
+    "DIG": "divelab/DIG",
+    "PyG Temporal": "benedekrozemberczki/pytorch_geometric_temporal",
+    "Polynormer": "cornell-zhang/Polynormer",
 }
 
 
@@ -103,6 +127,13 @@ def load(root: Path, case: dict[str, Any]) -> dict[str, Any]:
     path = root / case["file"] if "file" in case else None
     name = "published_" + case["name"]
     module = types.ModuleType(name)
+    if "package" in case:  # For relative imports, without what its __init__.py imports.
+        module.__package__ = case["package"]
+        names = case["package"].split(".")
+        for position in range(1, len(names) + 1):
+            parent = types.ModuleType(".".join(names[:position]))
+            parent.__path__ = [str(root.joinpath(*names[:position]))]
+            sys.modules.setdefault(parent.__name__, parent)
     sys.modules[name] = module
     space = vars(module)
     setup = {"namespace": types.SimpleNamespace, "torch": torch, **SIZES}

@@ -48,6 +48,7 @@ UNREACHED = [
     ("convert/check.py", "raise AssertionError", "stands for histories where none are read"),
     ("convert/runs.py", "raise InexactLayerError", "has the layer followed; others say why"),
     ("convert/conversion.py", "raise InexactLayerError", "has the layer followed; others say why"),
+    ("convert/trace.py", "raise self._matrix_error", "has the layer followed; others say why"),
     (
         "scalable/hetero/call.py",
         "raise StopForward",

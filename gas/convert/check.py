@@ -16,6 +16,7 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.convert.edge_layers import InexactLayerError, WrappedLayer
 from gas.convert.fixed_numbers import NUMBERS, keep_generators, training_mode
+from gas.convert.hops import UNROLLED, Opened, add_hop, turn_layers
 from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
@@ -33,7 +34,7 @@ from gas.convert.outputs import Outputs, call_module, flatten, record
 from gas.convert.places import keep_attributes
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
-from gas.convert.trace import UNROLLED, Added, Opened, add_hop
+from gas.convert.trace import Added
 from gas.graph import WEIGHT, with_edge_index
 from gas.history import Rows
 from gas.loader import SubgraphLoader
@@ -52,6 +53,7 @@ def make_layers(
     """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
     forget_cached(out)
+    turn_layers(out, opened)
     add_products(out, graph)
     for name in PRODUCTS if added else ():  # Layers that are added may call them.
         add_product(out, name)
@@ -107,7 +109,13 @@ class LayerTest(NamedTuple):
         raise InexactLayerError(str(self.error()), getattr(layer, "layer", layer))
 
     def is_exact(self, form: str) -> bool:
-        """Return whether the layer called in a form is exact in all layouts of the batch."""
+        """Return whether the layer called in a form is exact in all layouts of the batch.
+
+        Not if a model would refuse it, although it is exact for what it is given here, as a
+        convolution of zeros is.
+        """
+        if any(map(reason_inexact, self.call.layer.modules())):
+            return False
         return all(self._is_exact(form, scope) for scope in self.scopes)
 
     def _is_exact(self, form: str, scope: LayerScope) -> bool:
@@ -179,9 +187,10 @@ def make_layer_tests(
     ptr = torch.tensor([0, *cuts, small.num_nodes])
     for call in calls:
         if not isinstance(values[call.node], Tensor):
-            raise ValueError(
+            raise InexactLayerError(
                 f"'{call.name}' ({type(call.layer).__name__}) returns a "
-                f"{type(values[call.node]).__name__}, expected one tensor with a row for each node"
+                f"{type(values[call.node]).__name__}, expected one tensor with a row for each node",
+                call.layer,
             )
     for batch in SubgraphLoader(small, ptr, layout="fused", log=False):
         batch = batch.to(device)

@@ -30,6 +30,7 @@ from gas.convert.edge_dropout import take_edge_dropout
 from gas.convert.edge_layers import InexactLayerError
 from gas.convert.failures import changes_error
 from gas.convert.fixed_numbers import NUMBERS, training_mode
+from gas.convert.hops import DROP, Opened
 from gas.convert.inputs import (
     Inputs,
     copy_value,
@@ -73,6 +74,7 @@ from gas.convert.projection import merge_projections
 from gas.convert.rewrite import (
     erase_unused,
     follow_changes,
+    read_masks,
     refuse_methods,
     skip_copies,
     spread_selected_rows,
@@ -80,7 +82,7 @@ from gas.convert.rewrite import (
 )
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.tables import asks_for_rows, read_all_rows
-from gas.convert.trace import DROP, Opened, is_layer, trace
+from gas.convert.trace import is_layer, trace
 from gas.graph import is_row_per_edge
 from gas.nn import explain_failures, fuse
 
@@ -309,6 +311,7 @@ def _trace(
     )  # fmt: skip
     attributes = [name for name in inputs.names if is_row_per_edge(graphs[0], name)]
     take_edge_dropout(net, graph, inputs.edges, attributes)
+    read_masks(graph)
     skip_copies(graph, inputs.edges)
     replace_products(net, graph, inputs.edges)
     if inputs.is_matrix:

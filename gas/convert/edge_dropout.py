@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
 
+from gas.convert.hops import DROP
 from gas.convert.kinds import function_name
 from gas.convert.known import is_about_shape, is_close
 from gas.convert.modes import EDGE_DROPOUTS, TRAINING
 from gas.convert.rewrite import exchange
-from gas.convert.trace import DROP, is_layer
+from gas.convert.trace import is_layer
 
 AFTER_DROP = "after_drop"  # What a value notes that the module computes of the edges that are left.
 SCALED = "scaled"  # What weights note that grow as edges are dropped, as those of a mean do.

@@ -12,6 +12,8 @@ from torch_geometric.nn import MessagePassing
 
 from gas.graph import find_layout
 
+FORWARD = "source_to_target"
+
 
 class InexactLayerError(ValueError):
     """Error of a layer that isn't exact on mini-batches."""
@@ -74,9 +76,13 @@ class Propagation(EdgeLayer):
         object.__setattr__(self, "layer", layer)  # Not a child: it has this one.
 
     def forward(self, edge_index: Any, **given: Any) -> Any:
-        """Return what ``layer.propagate`` gives."""
+        """Return what ``layer.propagate`` gives, of edges to where messages go."""
         layer: Any = self.layer
-        return type(layer).propagate(layer, edge_index, **given)
+        flow, layer.flow = layer.flow, FORWARD
+        try:
+            return type(layer).propagate(layer, edge_index, **given)
+        finally:
+            layer.flow = flow
 
 
 def bind(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:

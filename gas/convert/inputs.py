@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,7 +42,7 @@ from gas.convert.failures import (
     is_own,
 )
 from gas.convert.kept import copy_module, set_attributes
-from gas.convert.matrices import TracedMatrix
+from gas.convert.matrices import TracedMatrix, matrix_error
 from gas.convert.modes import TRAINING
 from gas.convert.places import keep_attributes
 from gas.convert.preparation import NODE_ID
@@ -223,6 +224,9 @@ class Inputs:
             ):
                 out = getattr(net, self.method)(**given)
         except Exception as error:
+            method = re.search(r"Could not run 'aten::(\w+)'", str(error))
+            if method and self.edges != "edge_index":  # Of matrices in another layout.
+                raise matrix_error(method[1]) from error
             how = f" as {self.graph!r}" if self.graph else ""
             if lacking := [
                 key for key in UNSUPPORTED if self.graph and key in given[self.graph].read

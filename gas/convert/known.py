@@ -45,6 +45,7 @@ class KnownProxy(Proxy):
     """
 
     _is_param, _is_buffer, _persistent = False, False, True  # Asked of tensors by torch.nn.
+    __array_ufunc__ = None  # A number of numpy leaves an operation to it, as to a tensor.
 
     @property
     def is_tensor(self) -> bool:
@@ -100,6 +101,7 @@ class _KnownAttribute(Attribute):
     """Attribute of a proxy, such as its shape, whose length may be known."""
 
     __len__, __setitem__ = KnownProxy.__len__, KnownProxy.__setitem__
+    __array_ufunc__ = None
     __getattr__ = KnownProxy.__getattr__
 
 
@@ -170,6 +172,10 @@ class KnownValues:
     def first(self, node: Node) -> Any:
         """Return the value on the first graph; ``None`` if it isn't known."""
         return self._values[node][0] if node in self._values else None
+
+    def has(self, node: Node) -> bool:
+        """Return whether a node's values are known."""
+        return node in self._values
 
     def is_of_matrix(self, node: Node) -> bool:
         """Return whether a node calls a method of the adjacency, a matrix."""

@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 from torch.nn import Module
 
 from gas.convert.edge_layers import WrappedLayer, bind
+from gas.convert.hops import DROP
 from gas.convert.matrices import add_product
 from gas.convert.rewrite import erase_unused
 from gas.convert.scope import (
@@ -26,7 +27,7 @@ from gas.convert.scope import (
     sources,
     weights,
 )
-from gas.convert.trace import DROP, Added, is_layer
+from gas.convert.trace import Added, is_layer
 from gas.graph import WEIGHT
 
 ALONE = object()  # Features that aren't given in a pair.

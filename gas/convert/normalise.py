@@ -18,8 +18,9 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
 from gas.convert.edge_layers import OnMatrix, bind
+from gas.convert.hops import DROP, UNROLLED
 from gas.convert.layers import OnSomeEdges, Wrapped, bind_arguments, wrap_layers
-from gas.convert.trace import DROP, GIVEN, UNROLLED, Added
+from gas.convert.trace import GIVEN, Added
 from gas.graph import WEIGHT, layout_of, with_edge_index
 
 _NORMALISED: Any = WeakIdKeyDictionary()  # The weights that were normalised.

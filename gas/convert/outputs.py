@@ -289,7 +289,8 @@ def run_in_training(
         return (with_gradients if is_training else call)(data)
 
     if inputs.keeps:
-        with eval_mode(net):
+        with training_mode(net, NUMBERS[0]):  # For what it draws in evaluation.
+            net.eval()
             caches += find_caches(net, call, graphs)
     for number in NUMBERS:
         with training_mode(net, number) as numbers:

@@ -16,11 +16,11 @@ from torch_geometric.data import Data
 
 from gas.convert.edge_dropout import AFTER_DROP, SCALED, check_scale
 from gas.convert.edge_values import EdgeValues, has_rows
+from gas.convert.hops import DROP
 from gas.convert.kinds import Values, function_name
 from gas.convert.known import is_close
 from gas.convert.preparation import PREPARED, Preparation, join_lists
 from gas.convert.rewrite import erase_unused, exchange
-from gas.convert.trace import DROP
 
 
 def _are_equal(one: Any, other: Any) -> bool:
@@ -124,6 +124,11 @@ class _Extractor:
         ]  # fmt: skip
         if len(found) < 2:
             return found[0] if found else None
+        is_end = isinstance(value, Tensor) and value.dtype == torch.long
+        for each in self._inputs_of(node) if is_end else ():  # Turned round, they have the same.
+            for position in found:
+                if _are_equal(self._values[each], self._edges(position)):
+                    return position
         # Several have as many edges: it is given, or computed, with one of them.
         together = [each for user in node.users for each in user.all_input_nodes]
         siblings = [user for each in node.all_input_nodes for user in each.users]

@@ -133,15 +133,31 @@ def _replace_in_place(node: Node, changed: Node) -> None:
 
 
 def erase_unused(graph: Graph, modules: Collection[Node] = ()) -> None:
-    """Remove unused functions without side effects, and unused calls of these modules."""
+    """Remove functions without side effects that nothing needs, and such calls of these modules."""
+    functions = "call_function", "call_method", "get_attr"
+    needed: set[Node] = set()
+    found = [each for each in graph.nodes if each.op not in functions and each not in modules]
+    writers: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        if is_in_place(node) and isinstance(node.args[0], Node):
+            writers.setdefault(_storage_of(node), []).append(node)
+    found += [node for value, nodes in writers.items() if value.op == "get_attr" for node in nodes]
+    while found:
+        node = found.pop()
+        if node not in needed:
+            needed.add(node)
+            found += [*node.all_input_nodes, *writers.get(_storage_of(node), ())]
     for node in reversed(list(graph.nodes)):
-        changed = node.args[0] if is_in_place(node) else None
-        is_read = isinstance(changed, Node) and (
-            changed.op in ("placeholder", "get_attr") or len(changed.users) > 1
-        )
-        is_function = node.op in ("call_function", "call_method", "get_attr")
-        if (is_function or node in modules) and not node.users and not is_read:
+        if node not in needed:
             graph.erase_node(node)
+
+
+def _storage_of(node: Node) -> Node:
+    """Return the value of whose numbers another is a view, or a change in place; or itself."""
+    value = views_of(node)[-1]
+    while is_in_place(value) and isinstance(value.args[0], Node):
+        value = views_of(value.args[0])[-1]
+    return value
 
 
 def keeps_statistics(module: Module | None) -> bool:
@@ -166,6 +182,16 @@ def _drops_in_place(net: Module, node: Node) -> bool:
     module: Any = get_module(net, node)
     given = dict(zip(("input", "p", "training", "inplace"), node.args, strict=False))
     return bool({"inplace": getattr(module, "inplace", False), **given, **node.kwargs}["inplace"])
+
+
+def read_masks(graph: Graph) -> None:
+    """Have items be selected by a mask, ``x[mask]``, instead of ``x[torch.where(mask)]``."""
+    for node in list(graph.nodes):
+        is_where = node.target is torch.where and len(node.args) == 1
+        is_nonzero = node.target in (torch.nonzero, "nonzero") and node.kwargs == {"as_tuple": True}
+        for user in list(node.users) if is_where or is_nonzero else ():
+            if user.target in (operator.getitem, assign) and user.args[1] is node:
+                user.update_arg(1, node.args[0])
 
 
 def skip_copies(graph: Graph, edges: str) -> None:

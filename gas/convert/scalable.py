@@ -18,6 +18,7 @@ from gas.convert.conversion import Choices, convert_module
 from gas.convert.edge_layers import DirectionError, InexactLayerError
 from gas.convert.edge_lists import wrap_lists
 from gas.convert.fixed_numbers import keep_generators
+from gas.convert.hops import UNROLLED, find_dubious
 from gas.convert.inputs import (
     Inputs,
     find_inputs,
@@ -28,7 +29,6 @@ from gas.convert.matrices import MatrixError
 from gas.convert.model import Converted
 from gas.convert.normalise import DifferentEdgesError
 from gas.convert.sample import find_sample_graphs
-from gas.convert.trace import UNROLLED
 from gas.graph import check_nodes
 from gas.nn import NeverExactError, check_exact, explain_failures
 from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
@@ -76,7 +76,7 @@ def to_scalable(
         num_nodes: Instead of ``data``, the number of nodes of a graph with ``x`` and
             ``edge_index`` alone; the width of ``x`` is ``net.in_channels``.
         **kwargs: Options of :class:`gas.ScalableGNN`, such as ``store`` or ``dtype``, which is
-            ``torch.float64`` by default if all parameters are.
+            ``torch.float64`` by default if all parameters are, or ``data.x`` of a module without.
 
     Raises:
         ValueError: If ``net`` can't be traced, or isn't exact on mini-batches, naming the layer.
@@ -101,7 +101,8 @@ def to_scalable(
     if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
         net = wrap_layer(net)
     net = wrap_global(net)
-    if {weight.dtype for weight in net.parameters()} == {torch.float64}:
+    dtypes: set[Any] = {weight.dtype for weight in net.parameters()}
+    if (dtypes or {getattr(data.x, "dtype", None)}) == {torch.float64}:
         kwargs.setdefault("dtype", torch.float64)
     if "num_nodes" in data:
         check_nodes(data, data.num_nodes)
@@ -193,6 +194,8 @@ def _convert_opening(
                 choices = replace(choices, on_own_edges=True)
             elif error.may_read_values and not choices.on_matrix:
                 choices = replace(choices, on_matrix=True)
+            elif dubious := find_dubious(net, choices.opened):
+                choices = replace(choices, opened=(*choices.opened, *dubious))
             else:
                 raise ValueError(str(error)) from None
         except ValueError as error:

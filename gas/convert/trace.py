@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node, Proxy, Tracer
 from torch.nn import Module
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.changes import check_change
-from gas.convert.edge_layers import EdgeLayer, InexactLayerError, Propagation
+from gas.convert.edge_layers import EdgeLayer, InexactLayerError
 from gas.convert.failures import explain_trace, find_line
+from gas.convert.hops import UNROLLED, Opened, is_of_user, turn_layers, unroll_layers
 from gas.convert.known import KnownProxy, KnownValues
 from gas.convert.matrices import MatrixError, TracedMatrix, matrix_error, spread_matrix
 from gas.convert.modes import (
@@ -36,19 +36,15 @@ from gas.convert.modes import (
 from gas.convert.places import CONSTANT
 from gas.convert.runs import Runs, answer_questions, merge_random_branches
 from gas.convert.segments import AttentionWeights
-from gas.nn import NeverExactError, SimpleConv, check_exact
+from gas.nn import NeverExactError, check_exact
 from gas.scalable import preserve_modes
 
-# Layers that propagate several times without a transformation in between; unrolled into hops.
-UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
-Opened = tuple[type[MessagePassing], ...]
 Added = dict[str, Callable[[Module], Module]]  # Layers to add to a module, by their names.
 Call = Callable[[Module, dict[str, Any], Callable[..., Any]], Any]
 GIVEN = (
     "is_given_edge"  # Whether an edge is one of the graph's own, not a self-loop that was added.
 )
 ATTENTION = "return_attention_weights"
-DROP = "drops_edges"  # What a layer's node notes: the call, its probability, and if weights drop.
 
 
 class _Tracer(Tracer):
@@ -58,9 +54,10 @@ class _Tracer(Tracer):
 
     def __init__(
         self, method: str, inputs: Sequence[str], call: Call, fixed: dict[str, Any],
-        known: KnownValues, opened: Opened,
+        known: KnownValues, opened: Opened, backward: Sequence[Module],
     ) -> None:  # fmt: skip
         super().__init__()
+        self._backward = backward
         self.known, self.hides_types = known, isinstance(known.root, UNROLLED)
         self._autocast = torch.is_autocast_enabled("cpu")
         self._without_gradient: set[Node] = set()
@@ -81,11 +78,18 @@ class _Tracer(Tracer):
             takes_graph = any(map(self._is_graph, (*args, *kwargs.values())))
             if takes_graph and not isinstance(m, (MessagePassing, EdgeLayer)):
                 return forward(*args, **kwargs)
+            has_matrix = any(isinstance(each, TracedMatrix) for each in (*args, *kwargs.values()))
             if isinstance(m, MessagePassing) and not self._opens(m):
-                args, kwargs = spread_matrix(m, args, kwargs)
+                args, kwargs = self._spread(m, args, kwargs)
+                if any(m is each for each in self._backward):
+                    args, kwargs = tree_map(self._turn, (args, kwargs))
                 if kwargs.get(ATTENTION) is True:
                     out = super().call_module(m, forward, args, {**kwargs, ATTENTION: None})
                     return out, AttentionWeights(self.path_of_module(m))
+                out = super().call_module(m, forward, args, kwargs)
+                if has_matrix and not self.known.has(out.node) and is_of_user(m):
+                    raise self._matrix_error(m)
+                return out
             return super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed = self.failed or f" in '{self.path_of_module(m)}' ({type(m).__name__})"
@@ -93,11 +97,35 @@ class _Tracer(Tracer):
         finally:
             self.hides_types = hidden
 
+    def _spread(self, m: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of a layer with a list of edges instead of a matrix.
+
+        Raises:
+            InexactLayerError: If a layer of the user's own takes no weights of one.
+        """
+        try:
+            return spread_matrix(m, args, kwargs)
+        except TypeError as error:
+            if is_of_user(m):
+                raise self._matrix_error(m) from error
+            raise
+
+    def _matrix_error(self, m: Module) -> InexactLayerError:
+        where = f"'{self.path_of_module(m)}' ({type(m).__name__})"
+        return InexactLayerError(f"{where} takes a matrix, and no list of edges instead", m)
+
     def _is_graph(self, value: Any) -> bool:
         """Return whether a value is, or has, the graph, its adjacency, or the ends of edges."""
         if issubclass(type(value), Proxy):
             return value.node in self.known.of_edges
         return isinstance(value, Data | TracedMatrix) or _has_proxy(value)
+
+    def _turn(self, value: Any) -> Any:
+        """Return a list of edges turned round, and anything else as it is."""
+        is_edges = issubclass(type(value), Proxy) and value.node in self.known.of_edges
+        edges = self.known.first(value.node) if is_edges else None
+        is_list = isinstance(edges, Tensor) and edges.dim() == 2 and edges.size(0) == 2
+        return value.flip(0) if is_list else value
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Trace parameters and buffers that are read, except by what is evaluated."""
@@ -119,6 +147,8 @@ class _Tracer(Tracer):
 
     def create_arg(self, a: Any) -> Any:
         """Return the argument of a node; proxies may be instances of what their values are."""
+        if isinstance(a, np.generic):  # The code that is written has no name for it.
+            a = a.item()
         return a.node if issubclass(type(a), Proxy) else super().create_arg(a)
 
     def to_bool(self, obj: Proxy) -> bool:
@@ -236,44 +266,6 @@ def _has_proxy(value: Any) -> bool:
     return any(isinstance(leaf, Proxy) for leaf in tree_leaves(vars(value)))
 
 
-def add_hop(layer: Any) -> None:
-    """Give a layer the child that computes one of its hops."""
-    layer.hop = SimpleConv(aggr="add") if isinstance(layer, UNROLLED) else Propagation(layer)
-
-
-class Hops:
-    """Replacement of ``propagate`` of an unrolled layer: a layer for every hop."""
-
-    def __init__(self, layer: Any) -> None:
-        self._layer, self.dropout = layer, 0.0
-        if isinstance(layer, pyg.APPNP):  # It drops weights of edges, others for each hop.
-            self.dropout, layer.dropout = layer.dropout, 0.0
-        add_hop(layer)
-
-    def __call__(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
-        """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
-        if isinstance(self._layer, UNROLLED):
-            out = self._layer.hop(given["x"], edge_index, given.get("edge_weight"))
-            if self.dropout > 0:
-                out.node.meta[DROP] = out.node.name, self.dropout, True
-            return out
-        return self._layer.hop(edge_index, **given)
-
-
-@contextlib.contextmanager
-def _unroll_layers(net: Module, opened: Opened) -> Iterator[None]:
-    layers = [layer for layer in net.modules() if isinstance(layer, (*UNROLLED, *opened))]
-    for layer in layers:
-        object.__setattr__(layer, "propagate", Hops(layer))
-    try:
-        yield
-    finally:
-        for layer in layers:
-            if isinstance(layer, pyg.APPNP):
-                layer.dropout = layer.propagate.dropout
-            del layer.__dict__["propagate"]
-
-
 def trace(
     net: Module,
     method: str,
@@ -310,14 +302,16 @@ def trace(
     name = f"{type(net).__name__}.{method}"
     graphs: list[Graph] = []
 
+    backward = turn_layers(net, opened)
+
     def make_tracer() -> _Tracer:
         known = KnownValues(net, samples, counts, edges)
-        return _Tracer(method, inputs, call, fixed, known, opened)
+        return _Tracer(method, inputs, call, fixed, known, opened, backward)
 
     runs = Runs(net, make_tracer, finish, caches)
     merge = functools.partial(ModeMerger, name, is_dropout=functools.partial(is_dropout, net))
     try:
-        with preserve_modes(net), _unroll_layers(net, opened), answer_questions(runs.branches):
+        with preserve_modes(net), unroll_layers(net, opened), answer_questions(runs.branches):
             graphs.append(runs.run(True))
             found = runs.branches.found
             graphs.append(runs.run(False))

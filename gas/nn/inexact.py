@@ -176,7 +176,15 @@ RECURRENT = "torch_geometric_temporal.nn.recurrent"
 
 def reason_inexact(layer: torch.nn.Module) -> str:
     """Return the reason why a layer isn't exact on mini-batches; "" if it is."""
-    reasons = (INEXACT[cls](layer) for cls in type(layer).__mro__ if cls in INEXACT)
+    kinds = type(layer).__mro__
+    is_layer = isinstance(layer, pyg.MessagePassing)  # Of one step.
+    if not is_layer and any(cls.__module__.startswith(RECURRENT) for cls in kinds):
+        return (
+            "is a recurrent layer, which carries a state of all nodes from one step of time to the "
+            f"next past the histories: {BY_TIME}, or convert a module that unrolls the steps, with "
+            "gas.to_scalable"
+        )
+    reasons = (INEXACT[cls](layer) for cls in kinds if cls in INEXACT)
     return reason_never_exact(layer) or next(filter(None, reasons), "")
 
 
@@ -185,11 +193,6 @@ def reason_never_exact(layer: torch.nn.Module) -> str:
     for cls in type(layer).__mro__:
         if cls in NEVER:
             return NEVER[cls](layer)
-        if cls.__module__.startswith(RECURRENT):
-            return (
-                "is a recurrent layer, which carries a state of all nodes from one step of time to "
-                f"the next past the histories: {BY_TIME}"
-            )
     return ""
 
 

@@ -244,6 +244,23 @@ class AtSources(nn.Module):
         return x
 
 
+class Gated(nn.Module):
+    """Layers beside means, at the sources of edges, of how far their ends are apart."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.lin, self.conv, self.gate = nn.Linear(5, 8), layer(8, 8), layer(8, 8)
+
+    def forward(self, x, edge_index):
+        x = self.lin(x).tanh()
+        for _ in range(2):
+            rows = self.gate(x, edge_index).tanh()
+            apart = (rows[edge_index[0]] - rows[edge_index[1]]).square()
+            share = mean_of(apart, edge_index[0], x).tanh()
+            x = (1 - share) * x + share * self.conv(x, edge_index).tanh()
+        return x
+
+
 class BothWays(nn.Module):
     def __init__(self):
         super().__init__()
@@ -264,6 +281,26 @@ class Reversed(nn.Module):
     def forward(self, x, edge_index, edge_attr):
         edge_index = torch.stack([edge_index[1], edge_index[0]])
         return self.gat(self.sage(x, edge_index).relu(), edge_index, edge_attr)
+
+
+class Backwards(MessagePassing):
+    """Normalises by the sources of edges, to which it passes messages."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="add", flow="target_to_source")
+        self.lin = nn.Linear(in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        edge_index, _ = add_self_loops(edge_index, num_nodes=x.size(0))
+        norm = 1 / degree(edge_index[0], x.size(0), dtype=x.dtype)
+        return self.propagate(edge_index, x=self.lin(x), norm=norm[edge_index[0]])
+
+    def message(self, x_j, norm):
+        return x_j * norm.view(-1, 1)
+
+
+def turned(layer, *args, **kwargs):
+    return layer(*args, flow="target_to_source", **kwargs)
 
 
 def of_edge_weight(net, data):
@@ -298,7 +335,16 @@ MODELS = {
     "weighted and not": (WeightedAndNot, of_edge_weight),
     "at sources": (AtSources, of_edge_weight),
     "both ways": (BothWays, of_x),
+    "means at sources beside SAGE": (lambda: Gated(SAGEConv), of_x),
+    "means at sources beside GCN": (lambda: Gated(GCNConv), of_x),
+    "means at sources beside GAT": (lambda: Gated(GATConv), of_x),
     "reversed": (Reversed, of_edge_attr),
+    "flow, SAGE": (lambda: Layers(turned(SAGEConv, 5, 8), SAGEConv(8, 8)), of_x),
+    "flow, GCN": (lambda: Layers(GCNConv(5, 8), turned(GCNConv, 8, 8)), of_x),
+    "flow, GAT": (lambda: Layers(turned(GATConv, 5, 8), turned(GATConv, 8, 8)), of_x),
+    "flow, a layer of one's own": (lambda: Layers(Backwards(5, 8), TutorialConv(8, 8)), of_x),
+    "flow, Cheb": (lambda: Layers(turned(ChebConv, 5, 8, 3), SAGEConv(8, 8)), of_x),
+    "flow, in one way": (lambda: Layers(Backwards(5, 8), Backwards(8, 8)), of_x),
 }  # fmt: skip
 
 

@@ -596,3 +596,12 @@ def test_a_refusal_shows_the_line_that_fails():
     text = re.escape("'scale = {60: 1}[x.size(0)]' raises KeyError: 61; forward must run on graphs")
     with pytest.raises(ValueError, match=text):
         gas.to_scalable(net_of(forward), random_graph())
+
+
+def test_random_numbers_are_not_taken_for_memory():
+    def forward(net, x, edge_index):
+        net.norm = rows = net.a(x, edge_index)
+        return net.b(rows[torch.randperm(x.size(0))], edge_index)
+
+    with pytest.raises(ValueError, match="draws random numbers in evaluation, by randperm"):
+        gas.to_scalable(net_of(forward, norm=None), random_graph())

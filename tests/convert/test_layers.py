@@ -84,11 +84,15 @@ EXACT = {
     "GatedGraphConv-hops": lambda: pyg.GatedGraphConv(W, 3),
     "AntiSymmetricConv": lambda: pyg.AntiSymmetricConv(W),
     "ARMAConv": lambda: pyg.ARMAConv(W, W),
+    "SAGEConv-reversed": lambda: pyg.SAGEConv(W, W, flow="target_to_source"),
+    "GCNConv-reversed": lambda: pyg.GCNConv(W, W, flow="target_to_source"),
+    "GATConv-reversed": lambda: pyg.GATConv(W, W, flow="target_to_source"),
+    "ChebConv-reversed": lambda: pyg.ChebConv(W, W, 3, flow="target_to_source"),
+    "ChebConv-no-hop": lambda: pyg.ChebConv(W, W, 1),
 }
 REFUSED = {
     "PDNConv": (lambda: pyg.PDNConv(W, W, 2, 4), "degrees of the batch"),
     "HypergraphConv": (lambda: pyg.HypergraphConv(W, W), "to hyperedges and back"),
-    "reversed": (lambda: pyg.SAGEConv(W, W, flow="target_to_source"), "edges out of a node"),
     "PANConv": (lambda: pyg.PANConv(W, W, 2), "."),
     "DNAConv": (lambda: pyg.DNAConv(W), "."),
     "MeshCNNConv": (lambda: pyg.MeshCNNConv(W, W), "."),

@@ -107,6 +107,23 @@ def test_layers_take_a_matrix_that_is_made(conv):
     check(GivesMatrix(conv), random_graph(), of_x)
 
 
+def test_methods_of_another_layout_are_refused_in_words():
+    class Indices(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(5, 3)
+
+        def forward(self, x, adj):
+            dst, src = adj._indices()
+            return torch.zeros(x.size(0), 3).index_add(0, dst, self.lin(x)[src])
+
+    data = random_graph()
+    data.adj = torch.sparse_coo_tensor(data.edge_index.flip(0), torch.ones(data.num_edges))
+    data.adj_t, data.edge_index = data.adj, None
+    with pytest.raises(ValueError, match="'_indices' of the graph's matrix can't be followed"):
+        gas.to_scalable(Indices(), data)
+
+
 # torch-sparse -------------------------------------------------------------------------------------
 
 
@@ -155,6 +172,69 @@ def test_products_with_the_graphs_own(is_weighted, reduce):
     data.adj_t = SparseTensor(row=dst, col=src, value=weight, sparse_sizes=(60, 60))
     data.edge_index = None
     check(OfSparseTensor(None, reduce), data, lambda net, data: net(data.x, data.adj_t))
+
+
+class TakesMatrix(pyg.MessagePassing):
+    """Multiplies by the SparseTensor that it is given, and takes no list of edges."""
+
+    def __init__(self, in_channels, out_channels, refuses):
+        super().__init__(aggr="add")
+        self.lin, self.refuses = nn.Linear(in_channels, out_channels), refuses
+
+    def forward(self, x, edge_index):
+        if isinstance(edge_index, torch.Tensor) and self.refuses:
+            raise ValueError("only a SparseTensor")
+        return self.propagate(edge_index, x=self.lin(x), share=0.5)
+
+    def message(self, x_j):
+        return x_j
+
+    def message_and_aggregate(self, adj_t, x):
+        return adj_t.matmul(x, reduce=self.aggr)
+
+    def update(self, out, x, share):
+        return share * out + x
+
+
+class NormalisesMatrix(TakesMatrix):
+    """Normalises what it is given in its layout, which differ in what becomes of self-loops."""
+
+    def forward(self, x, edge_index):
+        from torch_sparse import SparseTensor
+
+        x, weight = self.lin(x), None
+        if isinstance(edge_index, SparseTensor):
+            edge_index = gcn_norm(edge_index, None, x.size(0), dtype=x.dtype)
+        else:
+            edge_index, weight = gcn_norm(edge_index, weight, x.size(0), dtype=x.dtype)
+        return self.propagate(edge_index, x=x, share=0.5)
+
+
+def of_edge_weight(net, data):
+    return net(data.x, data.edge_index, data.edge_weight)
+
+
+class MakesMatrix(nn.Module):
+    def __init__(self, layer, refuses):
+        super().__init__()
+        self.a, self.b = layer(5, 8, refuses), layer(8, 3, refuses)
+
+    def forward(self, x, edge_index, edge_weight):
+        from torch_sparse import SparseTensor
+
+        sizes = (x.size(0), x.size(0))
+        adj_t = SparseTensor.from_edge_index(edge_index, edge_weight, sparse_sizes=sizes).t()
+        return self.b(self.a(x, adj_t).relu(), adj_t)
+
+
+@pytest.mark.requires("torch_sparse")
+@pytest.mark.parametrize(
+    ("layer", "refuses"), [(TakesMatrix, False), (TakesMatrix, True), (NormalisesMatrix, False)]
+)
+def test_layers_of_ones_own_take_a_sparse_tensor(layer, refuses):
+    data = random_graph()
+    data.edge_weight = torch.rand(data.num_edges)
+    check(MakesMatrix(layer, refuses), data, of_edge_weight)
 
 
 class Scatters(nn.Module):

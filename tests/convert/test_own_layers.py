@@ -80,6 +80,44 @@ def test_layers_normalise_by_themselves(kind):
     assert any(name.startswith("prepared_") for name, _ in graph)
 
 
+class RealAndImaginary(MessagePassing):
+    """Takes two tensors of rows on two lists of edges, and returns both, after MagNet."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="add")
+        self.weight = nn.Parameter(torch.randn(in_channels, out_channels))
+
+    def forward(self, real, imaginary, edge_index):
+        edge_index, _ = remove_self_loops(edge_index)
+        norm = 1 / degree(edge_index[1], real.size(0), dtype=real.dtype).clamp(min=1)
+        norm = norm[edge_index[1]]
+        with_loops, loop_norm = add_self_loops(edge_index, norm, -1.0, num_nodes=real.size(0))
+        real = self.propagate(with_loops, x=real, norm=loop_norm)
+        return real @ self.weight, self.propagate(edge_index, x=imaginary, norm=norm) @ self.weight
+
+    def message(self, x_j, norm):
+        return norm.view(-1, 1) * x_j
+
+
+class Complex(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([RealAndImaginary(5, 8), RealAndImaginary(8, 3)])
+
+    def forward(self, x, z, edge_index):
+        for layer in self.layers:
+            x, z = layer(x, z, edge_index)
+            x, z = x * (x >= 0), z * (x >= 0)
+        return torch.cat([x, z], dim=-1)
+
+
+def test_layers_return_several_tensors():
+    data = random_graph()
+    data.z = torch.rand(data.num_nodes, 5)
+    model, _, _ = check(Complex(), data, lambda net, data: net(data.x, data.z, data.edge_index))
+    assert len(model.histories) == 2
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("options", [{}, {"add_self_loops": False}, {"improved": True}])
 def test_layers_of_several_hops(options, weighted):

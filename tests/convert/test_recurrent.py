@@ -63,8 +63,32 @@ def cell(net, steps, edge_index):
     return h
 
 
+class GateOfState(nn.Module):
+    """A unit whose only convolution is of the state."""
+
+    def __init__(self, hops):
+        super().__init__()
+        self.lin, self.conv = nn.Linear(W, W), pyg.ChebConv(W, W, hops)
+
+    def forward(self, x, edge_index, h):
+        return (self.lin(x) + self.conv(h, edge_index)).tanh()
+
+
+def first_step(net, steps, edge_index):
+    return net.layer(steps[:, 0], edge_index, torch.zeros_like(steps[:, 0]))
+
+
+def temporal():
+    """Stands in for a unit of a package that isn't installed."""
+    name = "torch_geometric_temporal.nn.recurrent.gconv_gru"
+    return type("GConvGRU", (GConvGRU,), {"__module__": name})()
+
+
 EXACT = {
     "a graph convolution in a GRU, unrolled": (GConvGRU, unrolled),
+    "a unit of PyTorch Geometric Temporal": (temporal, unrolled),
+    "a convolution of zeros": (lambda: GateOfState(2), first_step),
+    "a convolution without hops": (lambda: GateOfState(1), unrolled),
     "torch.nn.GRU by node": (lambda: nn.GRU(W, W, batch_first=True), by_node),
     "torch.nn.LSTM by node": (lambda: nn.LSTM(W, W, 2, batch_first=True), by_node),
     "torch.nn.GRUCell by node": (lambda: nn.GRUCell(W, W), cell),
@@ -138,11 +162,6 @@ class Remembering(nn.Module):
         return self.seen
 
 
-def temporal(name, package="torch_geometric_temporal.nn.recurrent.some"):
-    """Stands in for a layer of a package that isn't installed."""
-    return type(name, (nn.Module,), {"__module__": package, "forward": lambda self, x, e: x})()
-
-
 def memory():
     return pyg.TGNMemory(N, 1, W, W, IdentityMessage(1, W, W), LastAggregator())
 
@@ -153,9 +172,6 @@ REFUSED = {
     "a buffer": (lambda: Two(Evolving(True)), r"'layer' \(Evolving\) keeps 'weight' of one call"),
     "itself": (lambda: Carried(STEPS * W), r"Carried keeps 'state' of one call for"),
     "TGNMemory": (lambda: Two(memory()), r"'layer' \(TGNMemory\) isn't exact .* a memory"),
-    "TGCN": (lambda: Two(temporal("TGCN")), r"'layer' \(TGCN\) isn't exact .* recurrent layer"),
-    "DCRNN": (lambda: Two(temporal("DCRNN")), r"'layer' \(DCRNN\) isn't exact .* torch.nn.GRU"),
-    "a temporal model": (lambda: temporal("A3TGCN"), "A3TGCN isn't exact .* recurrent layer"),
     "a GRU over edges": (
         lambda: Two(pyg.SAGEConv(W, W, pyg.aggr.GRUAggregation(W, W))),
         r"'layer' \(SAGEConv\) .* the order in which a node's edges are stored",

@@ -246,10 +246,13 @@ def test_sizes_before_and_after_a_layer():
 def test_other_errors_in_words():
     class Pair(pyg.MessagePassing):
         def forward(self, x, edge_index):
-            return self.propagate(edge_index, x=x), x
+            return self.propagate(edge_index, x=x)
 
         def message(self, x_j):
             return x_j
+
+        def update(self, inputs, x):
+            return inputs, x
 
     class Tuples(nn.Module):
         def __init__(self):

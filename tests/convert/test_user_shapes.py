@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -539,3 +540,44 @@ def test_what_refusals_tell_to_do_instead_converts(run, text, cured):
     net.weight.mul_(3)  # As the training loop does.
     data.x = data.x.double()
     assert torch.allclose(model.predict(graph, log=False), net(data.x, data.edge_index))
+
+
+def test_numbers_of_numpy_are_numbers():
+    def forward(net, x, edge_index):
+        x = np.float64(0.5) * net.w[0] * net.conv1(x, edge_index) - np.float32(2)
+        x = np.int64(3) - x / np.sqrt(2.0) + np.float64(x.size(1)) * x
+        return np.float64(0.1) * net.conv2(x.relu(), edge_index)
+
+    net = net_of(forward)
+    net.w = nn.Parameter(torch.rand(2))
+    check(net, random_graph(), of_x)
+
+
+def test_numbers_of_a_module_without_parameters_are_those_of_the_features():
+    class Hops(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = pyg.SimpleConv(), pyg.SimpleConv()
+
+        def forward(self, x, edge_index):
+            return self.b(self.a(x, edge_index).tanh(), edge_index)
+
+    data, net = random_graph(), Hops()
+    data.x = data.x.double()
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    expected = net(data.x, data.edge_index)
+    assert torch.allclose(model.predict(graph, log=False), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("where", [torch.where, lambda mask: mask.nonzero(as_tuple=True)])
+def test_rows_by_where_are_those_of_a_mask(where):
+    def forward(net, x, edge_index):
+        x = net.conv1(x, edge_index)
+        norm = x.norm(dim=1)
+        score = (norm - 0.3).clamp(min=0)
+        rows = where(norm > 0)
+        score[rows] = score[rows] / norm[rows]
+        return net.conv2(score.unsqueeze(1) * x, edge_index)
+
+    check(net_of(forward), random_graph(), of_x)

@@ -171,10 +171,13 @@ def with_kinds():
 
 class Pair(pyg.MessagePassing):
     def forward(self, x, edge_index):
-        return self.propagate(edge_index, x=x), x
+        return self.propagate(edge_index, x=x)
 
     def message(self, x_j):
         return x_j
+
+    def update(self, inputs, x):
+        return inputs, x
 
 
 def in_autocast(net, x, edge_index):
@@ -775,6 +778,9 @@ CASES = {
         lambda net, x, edge_index: to_dense_adj(edge_index, max_num_nodes=x.size(0))[0] @ x
     ),
     "a matrix transposed": lambda t: convert(transposing, "x, adj_t", data=with_matrix()),
+    "a matrix's entries": lambda t: convert(
+        lambda net, x, adj_t: x[adj_t._indices()[0]], "x, adj_t", data=with_matrix()
+    ),
     "a matrix that is asked": lambda t: convert(
         branching_on_a_matrix, "x, adj_t", data=with_matrix()
     ),
