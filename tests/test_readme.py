@@ -300,6 +300,49 @@ def test_options_exist(script, args, parse):
         parse(script, args)
 
 
+TABLES = {  # Of the pages, by their folders: the ids that commands name.
+    "my_graph": ["anna", "bert"], "payments": ["n17", "n35"], "payments_of_today": [],
+    "raw": [], "shops": ["cleo", "anna"],
+}  # fmt: skip
+OF_GAS = [
+    file
+    for file in PAGES
+    if any(kind in SHELL and re.search("^gas ", text, re.MULTILINE) for kind, text in blocks(file))
+]
+
+
+def write_tables(folder, ids, ends):
+    """Write a graph of 600 nodes in two classes."""
+    names = [*ids, *(f"node{i}" for i in range(600 - len(ids)))]
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = (f"{name},{i % 7},{i % 2}.5,{'ab'[i % 2]}" for i, name in enumerate(names))
+    (folder / "nodes.csv").write_text("\n".join(["id,age,turnover,label", *rows]))
+    pairs = (f"{names[i]},{names[(7 * i + 2) % 600]}" for i in range(600))
+    (folder / "edges.csv").write_text("\n".join([",".join(ends), *pairs]))
+
+
+@pytest.mark.requires("pyarrow", "tyro", "matplotlib")
+@pytest.mark.slow(fast=1)
+@pytest.mark.parametrize("file", OF_GAS)
+@pytest.mark.filterwarnings("ignore")
+def test_commands_run_one_after_the_other(file, tmp_path, monkeypatch):
+    """The blocks of a page, in a folder with its tables; trainings of two epochs."""
+    monkeypatch.chdir(tmp_path)
+    for block in python_blocks(file):
+        if 'Path("library")' in block:  # Tables with types.
+            exec(block, {})
+    lines = [line for kind, text in blocks(file) if kind in SHELL for line in text.splitlines()]
+    for line in lines:
+        if not line.startswith("gas "):
+            continue
+        args = shlex.split(line, comments=True)[1:]
+        for name in TABLES.keys() & {*args}:
+            ends = ("payer", "payee") if "--columns" in args else ("source", "target")
+            write_tables(tmp_path / name, TABLES[name], ends)
+        commands.main([*args, "--epochs", "2"] if args[0] == "train" else args)
+    assert list(tmp_path.rglob("*"))
+
+
 def test_an_option_that_is_not_there(parse, capsys):
     for args in (["--no-such-option"], ["--model", "no-such-model"]):
         with pytest.raises(SystemExit):
