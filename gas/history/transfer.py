@@ -80,7 +80,7 @@ class TransferEngine:
         self.threads = max(2, min(4, num_cores() // 4)) if threads is None else threads
         self.io = check_io(io)
         self.pool_size = pool_size
-        self.moved_bytes = 0
+        self.pulled_bytes = self.pushed_bytes = 0
         self.pool = BufferPool()
         self._lanes = itertools.count()
         self.streams: dict[torch.device, Any] = {}
@@ -101,6 +101,23 @@ class TransferEngine:
     def new_lane(self) -> int:
         """Return a new lane, for one history."""
         return next(self._lanes)
+
+    @property
+    def moved_bytes(self) -> int:
+        """The bytes of stored rows that were pulled and pushed so far."""
+        return self.pulled_bytes + self.pushed_bytes
+
+    @property
+    def busy_seconds(self) -> float | None:
+        """The seconds for which jobs ran so far, in workers and in waiting threads.
+
+        ``None`` on a GPU, where streams move rows without jobs, and without the extension, where
+        jobs run when they are submitted.
+        """
+        if not self.has_workers or self.streams:
+            return None
+        self._restart_after_fork()
+        return self._engine.busy_ns() / 1e9
 
     def _restart_after_fork(self) -> None:
         if self._process != os.getpid():
