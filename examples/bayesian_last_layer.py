@@ -76,6 +76,7 @@ def fit_bayesian(
             pyro.sample("y", Categorical(logits=logits), obs=y)
         return logits
 
+    pyro.clear_param_store()
     guide = AutoNormal(model, init_scale=0.05)
     optimizer = pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.1 ** (1 / steps)})
     svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())

@@ -102,23 +102,6 @@ class TransferEngine:
         """Return a new lane, for one history."""
         return next(self._lanes)
 
-    @property
-    def moved_bytes(self) -> int:
-        """The bytes of stored rows that were pulled and pushed so far."""
-        return self.pulled_bytes + self.pushed_bytes
-
-    @property
-    def busy_seconds(self) -> float | None:
-        """The seconds for which jobs ran so far, in workers and in waiting threads.
-
-        ``None`` on a GPU, where streams move rows without jobs, and without the extension, where
-        jobs run when they are submitted.
-        """
-        if not self.has_workers or self.streams:
-            return None
-        self._restart_after_fork()
-        return self._engine.busy_ns() / 1e9
-
     def _restart_after_fork(self) -> None:
         if self._process != os.getpid():
             self._finalizer.detach()

@@ -218,12 +218,19 @@ class _Meter:
         self._before = self._read()
 
     def _read(self) -> tuple[int, int, float | None]:
+        """Return the bytes that were pushed and pulled, and the seconds for which jobs ran.
+
+        ``None`` on a GPU, where streams move rows without jobs, and without the extension, where
+        jobs run when they are submitted.
+        """
         engine = self.engine
-        return (
-            (0, 0, None)
-            if engine is None
-            else (engine.pushed_bytes, engine.pulled_bytes, engine.busy_seconds)
-        )
+        if engine is None:
+            return 0, 0, None
+        busy = None
+        if engine.has_workers and not engine.streams:
+            engine._restart_after_fork()
+            busy = engine._engine.busy_ns() / 1e9
+        return engine.pushed_bytes, engine.pulled_bytes, busy
 
     @property
     def is_here(self) -> bool:
