@@ -2,7 +2,7 @@
 
     python benchmarks/mh_aug_accuracy.py --root data --jobs 2
 
-Runs ``examples/train_mh_aug.py`` with its defaults: the published settings of Cora, selection by
+Runs ``mh_aug_train.py`` with its defaults: the published settings of Cora, selection by
 validation accuracy. "Vanilla" is cross entropy on the graph alone. "Frozen chain" has the same loss
 and the same three forward passes, but the chain never leaves its first state, the graph itself: the
 views differ by dropout only. With "milder view as teacher" the divergence between the two views has
@@ -25,7 +25,7 @@ from typing import Any
 
 from common import load, markdown, save
 
-SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "train_mh_aug.py"
+SCRIPT = Path(__file__).resolve().parent / "mh_aug_train.py"
 MODELS = ("gcn", "sage", "gat")
 TRAININGS = {"full batch": [], "histories": ["--histories"]}
 WAYS = {
@@ -45,7 +45,7 @@ PUBLISHED = {
 
 
 def run(options: list[str], threads: int) -> dict[str, Any]:
-    """Run the example and return the figures it wrote."""
+    """Run the script and return the figures it wrote."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "metrics.json")
         command = [sys.executable, str(SCRIPT), *options, "--out", str(out)]

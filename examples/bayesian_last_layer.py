@@ -6,21 +6,18 @@
 
 A model is trained with histories; its body is frozen, and gives embeddings of all nodes layer by
 layer. In its last layer, a torch.nn.Linear, each weight gets a normal prior, whose width is learnt,
-and a normal posterior (Pyro, in the way of TyXe); predictions are averages over draws from it.
+and a normal posterior (Pyro); predictions are averages over draws from it.
 
-It is fitted on the validation nodes. The body knows the labels of training nodes, whose embeddings
-are therefore easier to tell apart than any others: a posterior of these is sure of too much. As the
-other nodes' labels alone might help, the same layer is fitted to them by maximum likelihood, too.
-
-The width that the evidence bound prefers can be too narrow: then the layer is right more often than
-it is sure. On Cora a width of 1 is better.
+It is fitted on the validation nodes: the body knows the labels of training nodes, and a posterior
+of their embeddings is sure of too much. As the other nodes' labels alone might help, the same layer
+is fitted to them by maximum likelihood, too. The width that the evidence bound prefers can be too
+narrow: on Cora a width of 1 is better.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-from functools import partial
 
 import pyro
 import torch
@@ -29,30 +26,17 @@ from matplotlib.figure import Figure
 from pyro.distributions import Categorical, Normal, constraints
 from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
-from pyro.nn import PyroModule, PyroParam, PyroSample
-from pyro.nn.module import to_pyro_module_
 from torch import Tensor
+from torch.func import functional_call
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 import gas
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--dataset", help="name or path (a generated graph that is hard to learn)")
-    parser.add_argument("--root", default="data", help="folder of PyG's data sets (%(default)s)")
-    parser.add_argument("--fit", choices=("val", "train"), default="val", help="(%(default)s)")
-    parser.add_argument("--prior", type=float, metavar="WIDTH", help="of the prior (learnt)")
-    parser.add_argument("--epochs", type=int, default=60, help="of training (%(default)s)")
-    parser.add_argument("--steps", type=int, default=500, help="of inference (%(default)s)")
-    parser.add_argument("--out", default="reliability.png", help="the diagram (%(default)s)")
-    return parser.parse_args()
-
-
-def graph_of(args: argparse.Namespace) -> Data:
-    if args.dataset is not None:
-        return gas.get_data(args.root, args.dataset)[0]
+def graph_of(name: str | None, root: str) -> Data:
+    if name is not None:
+        return gas.get_data(root, name)[0]
     data = gas.datasets.planted_partition(3000, 6.0, 8, 32, mixing=0.5, noise=5.0)
     masks = gas.datasets.gen_masks(data.y, 50, 50, num_splits=1)
     data.train_mask, data.val_mask, data.test_mask = (mask.view(-1) for mask in masks)
@@ -67,47 +51,39 @@ def train(net: GraphSAGE, data: Data, epochs: int) -> tuple[torch.nn.Linear, Ten
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
     model.refresh(graph)
     for _ in range(epochs):
-        model.train()
-        for batch in loader:
-            optimizer.zero_grad()
-            out, own = model(batch), batch.own
-            loss = F.cross_entropy(out[own.train_mask], own.y[own.train_mask], reduction="sum")
-            (loss / max(int(own.train_mask.sum()), 1)).backward()
-            optimizer.step()
+        gas.train_epoch(model, loader, optimizer)
     last, net.lin = net.lin, torch.nn.Identity()
     return last, gas.to_scalable(net, data).predict(graph)
 
 
-class Bayesian(PyroModule):
-    """A linear layer whose weights and biases are random variables."""
+def fit_bayesian(
+    layer: torch.nn.Linear, z: Tensor, y: Tensor, steps: int, width: float | None
+) -> tuple[Predictive, float]:
+    """Fit a normal distribution of each weight to some nodes.
 
-    def __init__(self, layer: torch.nn.Linear, width: float | None) -> None:
-        super().__init__()
-        learnt = PyroParam(torch.tensor(1.0), constraints.positive)
-        self.width = learnt if width is None else torch.tensor(width)
-        self.layer = copy.deepcopy(layer)
-        to_pyro_module_(self.layer)
-        for name, value in list(self.layer.named_parameters()):
-            setattr(self.layer, name, PyroSample(partial(self.prior, value.shape)))
+    Returns what draws from it, and the width of the prior.
+    """
 
-    def prior(self, shape: torch.Size, _: torch.nn.Linear) -> Normal:
-        return Normal(torch.zeros(shape), self.width).to_event(len(shape))
-
-    def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        logits = self.layer(z)
+    def model(z: Tensor, y: Tensor | None = None) -> Tensor:
+        wide = torch.tensor(1.0 if width is None else width)
+        wide = wide if width is not None else pyro.param("width", wide, constraints.positive)
+        drawn = {
+            name: pyro.sample(name, Normal(torch.zeros_like(value), wide).to_event(value.dim()))
+            for name, value in layer.named_parameters()
+        }
+        logits = functional_call(layer, drawn, z)
         with pyro.plate("nodes", len(z)):
             pyro.sample("y", Categorical(logits=logits), obs=y)
         return logits
 
-    def fit(self, z: Tensor, y: Tensor, steps: int) -> Predictive:
-        """Fit a normal distribution of each weight to some nodes; return what draws from it."""
-        pyro.clear_param_store()
-        guide = AutoNormal(self, init_scale=0.05)
-        optimizer = pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.1 ** (1 / steps)})
-        svi = SVI(self, guide, optimizer, TraceMeanField_ELBO())
-        for _ in range(steps):
-            svi.step(z, y)
-        return Predictive(self, guide=guide, num_samples=100, return_sites=["_RETURN"])
+    pyro.clear_param_store()
+    guide = AutoNormal(model, init_scale=0.05)
+    optimizer = pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.1 ** (1 / steps)})
+    svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())
+    for _ in range(steps):
+        svi.step(z, y)
+    found = pyro.param("width").item() if width is None else width
+    return Predictive(model, guide=guide, num_samples=100, return_sites=["_RETURN"]), found
 
 
 def most_likely(layer: torch.nn.Linear, z: Tensor, y: Tensor) -> torch.nn.Linear:
@@ -157,16 +133,24 @@ def draw(panels: dict[str, Tensor], y: Tensor, path: str) -> None:
 
 
 def main() -> None:
-    args = parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--dataset", help="name or path (a generated graph that is hard to learn)")
+    parser.add_argument("--root", default="data", help="folder of PyG's data sets (%(default)s)")
+    parser.add_argument("--fit", choices=("val", "train"), default="val", help="(%(default)s)")
+    parser.add_argument("--prior", type=float, metavar="WIDTH", help="of the prior (learnt)")
+    parser.add_argument("--epochs", type=int, default=60, help="of training (%(default)s)")
+    parser.add_argument("--steps", type=int, default=500, help="of inference (%(default)s)")
+    parser.add_argument("--out", default="reliability.png", help="the diagram (%(default)s)")
+    args = parser.parse_args()
     torch.manual_seed(0)
-    data = graph_of(args)
+    data = graph_of(args.dataset, args.root)
     net = GraphSAGE(data.num_features, 32, 2, int(data.y.max()) + 1, dropout=0.5, jk="last")
     last, z = train(net, data, args.epochs)
     y, mask, test = data.y, data[f"{args.fit}_mask"], data.test_mask
-    model, likely = Bayesian(last, args.prior), most_likely(last, z[mask], y[mask])
-    predictive = model.fit(z[mask], y[mask], args.steps)
+    likely = most_likely(last, z[mask], y[mask])
+    predictive, width = fit_bayesian(last, z[mask], y[mask], args.steps, args.prior)
     print(f"nodes          {int(mask.sum())} to fit to, {int(test.sum())} to test on")
-    print(f"prior          N(0, {model.width.item():.2f}²)")
+    print(f"prior          N(0, {width:.2f}²)")
 
     with torch.no_grad():
         panels = {

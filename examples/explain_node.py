@@ -17,7 +17,6 @@ import itertools
 import math
 
 import torch
-import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch_geometric.data import Data
@@ -58,12 +57,7 @@ def train(model: gas.ScalableGNN, graph: Data) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
     model.refresh(graph)
     for _ in range(30):
-        model.train()
-        for batch in loader:
-            optimizer.zero_grad()
-            mask = batch.own.train_mask
-            F.cross_entropy(model(batch)[mask], batch.own.y[mask]).backward()
-            optimizer.step()
+        gas.train_epoch(model, loader, optimizer)
 
 
 def explain(model: gas.ScalableGNN, loader: gas.SubgraphLoader, name: str) -> Explanation:
@@ -123,9 +117,7 @@ def draw(found: Explanation, title: str, path: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "--person", choices=PEOPLE, metavar="NAME", help="the person whose prediction is explained"
-    )
+    parser.add_argument("--person", choices=PEOPLE, metavar="NAME", help="who is explained")
     parser.add_argument("--out", default="explanation.png", help="the picture (%(default)s)")
     args = parser.parse_args()
     torch.manual_seed(0)

@@ -100,6 +100,9 @@ void bind_transfer(py::module_& m) {
            })
       .def("done", &Engine::done, Release())
       .def(
+          "busy_ns", [](Engine& self) { return static_cast<int64_t>(self.busy().count()); },
+          Release())
+      .def(
           "cancel",
           [](Engine& self, const std::vector<Engine::Ticket>& tickets) {
             self.cancel(tickets.data(), static_cast<int64_t>(tickets.size()));

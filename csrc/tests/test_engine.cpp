@@ -116,6 +116,24 @@ void test_who_runs_a_job() {
   CHECK(by != std::this_thread::get_id());
 }
 
+void test_time_of_jobs() {
+  for (const int threads : {0, 2}) {
+    Engine engine(threads, 10);
+    CHECK(engine.busy().count() == 0);
+    const auto start = std::chrono::steady_clock::now();
+    for (int lane = 0; lane < 2; ++lane) engine.submit(lane, call([] { sleep_ms(20); }));
+    CHECK(engine.wait_lane(0, 1, kLong) && engine.wait_lane(1, 1, kLong));
+    const auto most = 2 * (std::chrono::steady_clock::now() - start);
+    CHECK(engine.busy() >= milliseconds(40) && engine.busy() <= most);
+    const auto failed = engine.submit(0, call([] {
+                                        sleep_ms(20);
+                                        throw std::runtime_error("");
+                                      }));
+    CHECK_THROWS(engine.wait(failed, 1, kLong), std::runtime_error);
+    CHECK(engine.busy() >= milliseconds(60));
+  }
+}
+
 void test_cancel() {
   Engine engine(1, 10);
   std::atomic<bool> go{false}, started{false};
@@ -266,6 +284,7 @@ int main() {
   test_errors();
   test_waiting_for_a_while();
   test_who_runs_a_job();
+  test_time_of_jobs();
   test_cancel();
   test_the_queue_is_bounded();
   test_close();

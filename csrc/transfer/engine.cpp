@@ -46,6 +46,7 @@ struct Engine::State : std::enable_shared_from_this<Engine::State> {
   int threads;
   int64_t capacity;
   Ticket last = 0;
+  steady_clock::duration busy{0};  // Of all pieces that ended.
   bool closing = false, closed = false;
   pid_t process = getpid();
 
@@ -75,12 +76,15 @@ struct Engine::State : std::enable_shared_from_this<Engine::State> {
     ++task->running;
     std::exception_ptr error;
     lock.unlock();
+    const auto start = steady_clock::now();
     try {
       task->job.run(begin, end, helpers);
     } catch (...) {
       error = std::current_exception();
     }
+    const auto spent = steady_clock::now() - start;
     lock.lock();
+    busy += spent;
     --task->running;
     if (error) {
       if (!task->error) task->error = error;
@@ -253,6 +257,12 @@ bool Engine::done(Ticket ticket) {
   State& s = state();
   State::Lock lock(s.mutex);
   return s.find(ticket) == s.tasks.end();
+}
+
+std::chrono::nanoseconds Engine::busy() {
+  State& s = state();
+  State::Lock lock(s.mutex);
+  return s.busy;
 }
 
 void Engine::cancel(const Ticket* tickets, int64_t count) {

@@ -55,6 +55,10 @@ class Engine {
   // Returns true if a job has ended.
   bool done(Ticket ticket);
 
+  // The time for which jobs ran so far, those that were waited for included, added up over the
+  // threads that took their pieces.
+  std::chrono::nanoseconds busy();
+
   // Takes jobs back: those that have not started never run. Returns once those that have started
   // ended. Their errors are dropped.
   void cancel(const Ticket* tickets, int64_t count);

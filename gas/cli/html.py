@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gas.cli.report import metrics
 from gas.cli.results import score_name
 from gas.cli.runs import SavedRun, load_run
-from gas.native import human, replace_file
+from gas.native import check_path, human, replace_file
 from gas.training import Run
 
 TEMPLATE = Path(__file__).parent / "templates" / "report.html"
@@ -66,8 +66,11 @@ def report(
 
     Raises:
         ImportError: If Jinja2 or Matplotlib is missing.
-        ValueError: If a folder holds no run, or a record has no epoch.
+        ValueError: If an argument is no path or run, a folder holds no run, or a record no epoch.
     """
+    check_path("run", run, "a folder", (SavedRun, Run))
+    check_path("other", run if other is None else other, "a folder", (SavedRun, Run))
+    check_path("out", "" if out is None else out, "a file")
     for package in ("jinja2", "matplotlib"):
         if importlib.util.find_spec(package) is None:
             raise ImportError(f"a report needs the package {package}: pip install 'gas-gnn[cli]'")

@@ -24,7 +24,7 @@ from gas.cli.results import MODEL
 from gas.cli.settings import Settings
 from gas.datasets import find_feature_names, undo_clustering
 from gas.graph import is_graph_folder, with_csr_features, with_edge_index
-from gas.native import read_json
+from gas.native import check_path, read_json
 from gas.training import known_target_mask
 
 
@@ -40,10 +40,12 @@ class SavedRun:
         folder: The folder.
 
     Raises:
-        ValueError: If it holds no run, or one that can't be opened, naming the reason.
+        ValueError: If it is no path, or holds no run, or one that can't be opened, naming the
+            reason.
     """
 
     def __init__(self, folder: str | Path) -> None:
+        check_path("folder", folder, "a folder that 'gas train --out' has written")
         self.folder = Path(folder)
         path = self.folder / "metrics.json"
         if not path.exists():
@@ -288,7 +290,7 @@ def load_run(folder: str | Path) -> SavedRun:
         folder: The folder.
 
     Raises:
-        ValueError: If it holds no run.
+        ValueError: If it is no path, or holds no run.
     """
     return SavedRun(folder)
 

@@ -364,7 +364,7 @@ class History(torch.nn.Module):
         self._link.push(x.detach(), where)
         if self.engine.io == "none":
             return
-        self.engine.moved_bytes += x.size(0) * self._row_bytes
+        self.engine.pushed_bytes += x.size(0) * self._row_bytes
         self._dtype = x.dtype
         self._num_pushes += 1
         self._note_written(where, self._num_pushes)
@@ -441,7 +441,7 @@ class History(torch.nn.Module):
         ahead = ahead and self.engine.io == "concurrent"
         pull = self._link.pull(n_id, space, dtype or self._dtype, ahead, own, copies)
         if self.engine.io != "none":
-            self.engine.moved_bytes += n_id.numel() * self._row_bytes
+            self.engine.pulled_bytes += n_id.numel() * self._row_bytes
         return pull
 
     def read_ahead(self, n_id: Tensor, own: Tensor) -> None:

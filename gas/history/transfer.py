@@ -80,7 +80,7 @@ class TransferEngine:
         self.threads = max(2, min(4, num_cores() // 4)) if threads is None else threads
         self.io = check_io(io)
         self.pool_size = pool_size
-        self.moved_bytes = 0
+        self.pulled_bytes = self.pushed_bytes = 0
         self.pool = BufferPool()
         self._lanes = itertools.count()
         self.streams: dict[torch.device, Any] = {}

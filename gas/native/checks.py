@@ -1,4 +1,4 @@
-"""Checks of integers and ids, and folders."""
+"""Checks of integers, ids and paths, and folders."""
 
 from __future__ import annotations
 
@@ -81,6 +81,14 @@ def cache_dir() -> Path:
     if "GAS_CACHE_DIR" in os.environ:
         return Path(os.environ["GAS_CACHE_DIR"])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gas"
+
+
+def check_path(name: str, value: object, what: str, others: tuple[type, ...] = ()) -> None:
+    """Raise ``ValueError`` unless ``value`` is a path of ``what``, or of another type."""
+    if isinstance(value, (str, os.PathLike, *others)):
+        return
+    also = "".join(f", or a gas.{each.__module__.split('.')[1]}.{each.__name__}" for each in others)
+    raise ValueError(f"'{name}' is {value!r}, expected the path of {what}{also}")
 
 
 def make_folder(name: str, path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from gas.native.warning import warn
 
 # The interface of csrc/bindings/ that this package calls. CMake compiles it into the module.
-INTERFACE = 27
+INTERFACE = 28
 
 _RUNTIME = re.compile(r"lib(gomp|iomp5|omp)\b[^/]*\.so[^/]*$")
 

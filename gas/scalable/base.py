@@ -176,7 +176,7 @@ def moved_bytes(model: HistoryModel) -> int:
 
     Rows that :mod:`gas.nn` reads in place aren't counted.
     """
-    return model._engine.moved_bytes
+    return model._engine.pulled_bytes + model._engine.pushed_bytes
 
 
 def idle_bytes(model: HistoryModel) -> int:

@@ -129,7 +129,7 @@ CASES = {
     "train_gas.py --checkpoint-every fortnight": lambda t: run(
         t, "train_gas.py", "--checkpoint-every", "fortnight"
     ),
-    "train_mh_aug.py --runs 0": lambda t: run(t, "train_mh_aug.py", "--runs", 0),
+    "train_mh_aug.py --epochs 0": lambda t: run(t, "train_mh_aug.py", "--epochs", 0),
     "train_mh_aug.py --dataset, real targets": lambda t: run(
         t, "train_mh_aug.py", "--dataset", real_targets(t)
     ),
