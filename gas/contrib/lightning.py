@@ -8,9 +8,7 @@ from typing import Any
 
 from torch_geometric.data import Data, HeteroData
 
-from gas import EvalSubgraphLoader, ScalableGNN, SubgraphLoader
-from gas.loader import HeteroLoader
-from gas.scalable import HeteroModel
+from gas import EvalSubgraphLoader, SubgraphLoader
 
 try:
     from lightning import LightningDataModule
@@ -29,7 +27,10 @@ class _TrainingLoader(SubgraphLoader):
             self.forget_epoch()
 
 
-class _HeteroTrainingLoader(_TrainingLoader, HeteroLoader):
+_HeteroLoader: Any = SubgraphLoader._hetero_class
+
+
+class _HeteroTrainingLoader(_TrainingLoader, _HeteroLoader):
     """The same for heterogeneous graphs."""
 
 
@@ -100,8 +101,8 @@ class PartitionData(LightningDataModule):
         """
         if self.trainer is None or self.trainer.ckpt_path is None:
             return
+        is_hetero = isinstance(self.loader, _HeteroTrainingLoader)
         for model in self.trainer.lightning_module.modules():
-            if isinstance(model, ScalableGNN):
-                model.refresh(self._make_ordered_loader(), norms=norms, log=False)
-            elif isinstance(model, HeteroModel):
-                model.refresh(self.loader, norms=norms, log=False)
+            if hasattr(type(model), "refresh") and hasattr(model, "histories"):
+                loader = self.loader if is_hetero else self._make_ordered_loader()
+                model.refresh(loader, norms=norms, log=False)
