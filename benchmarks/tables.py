@@ -384,7 +384,7 @@ def published() -> str:
 
 def memory() -> str:
     """Peak memory of an epoch on the CPU, and the share of edges that it uses."""
-    contenders = "PyG full batch", "gas full batch", "NeighborLoader", "ClusterLoader", "gas"
+    contenders = "PyG full batch", "gas full batch", "ClusterLoader", "gas"
     rows = []
     for case in load("memory")["by_depth"]:
         if case["device"] != "cpu":
@@ -515,9 +515,11 @@ def chosen_parts() -> str:
             run[some]["epoch_seconds"] / run["all parts"]["epoch_seconds"] for run in found["runs"]
         )
         scores = (f"{100 * score:.1f} %" for score in accuracy.values())
-        rows.append([where, f"{parts} / {batch}", f"{ratio:.2f}x the time of an epoch", *scores])
-    head = "labelled nodes|parts / per batch|by labels, others every 10|accuracy after equal time"
-    return markdown([*head.split("|"), "all parts"], rows)
+        rows.append([where, f"{parts} / {batch}", f"{ratio:.2f}x", *scores])
+    head = (
+        "labelled nodes|parts / per batch|time of an epoch, over all parts'|accuracy|of all parts"
+    )
+    return markdown(head.split("|"), rows)
 
 
 def balance() -> str:

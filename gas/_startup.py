@@ -24,8 +24,8 @@ def is_command(argv: list[str], original: list[str]) -> bool:
     if argv[:1] == ["-m"]:
         return "-m" in original and original[original.index("-m") + 1 :][:1] == ["gas"]
     script = Path(argv[0]) if argv and argv[0] else None
-    if script is None or script.stem != "gas":
-        return False
+    if script is None or script.stem != "gas" or argv[0] not in original:
+        return False  # Processes that multiprocessing starts have ``argv`` of the first one.
     try:
         return b"gas.cli" in script.read_bytes()
     except OSError:

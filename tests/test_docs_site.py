@@ -210,6 +210,8 @@ def test_configuration_has_every_option_and_variable():
     rows = re.findall(r"^\| `(?:--)?([\w-]+)` \| .* \| (.*) \|$", options.tables(), re.MULTILINE)
     assert {name.replace("-", "_") for name, _ in rows} == NAMES_OF_OPTIONS
     assert all(text.endswith(".") for _, text in rows), rows
+    for row in ("`--runs` | `1`", "`--seed` | `0`", "`--check` | on", "`--hetero` | off"):
+        assert f"| {row} |" in options.tables()
     page = (DOCS / "configuration.md").read_text()
     sources = [ROOT / "setup.py", *sorted((ROOT / "gas").rglob("*.py"))]
     reads = re.compile(r"environ(?:\.get\(|\[)\s*[\"'](\w+)[\"']")

@@ -46,7 +46,10 @@ def options_of(node: ast.ClassDef, lines: list[str]):
             continue
         default = field.value.args[0] if isinstance(field.value, ast.Call) else field.value
         value = ast.literal_eval(default)
-        shown = {None: "", False: "off", True: "on", (): ""}.get(value, f"`{value}`")
+        if isinstance(value, bool):  # Not 0 and 1, which equal them.
+            shown = "on" if value else "off"
+        else:
+            shown = "" if value in (None, ()) else f"`{value}`"
         text, _, of_none = (
             text.removesuffix(")").partition(" (None: ") if not shown else (text, 0, 0)
         )

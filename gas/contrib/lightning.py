@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
-from gas import EvalSubgraphLoader, ScalableGNN, SubgraphLoader
+from gas import EvalSubgraphLoader, SubgraphLoader
 
 try:
     from lightning import LightningDataModule
@@ -25,6 +25,13 @@ class _TrainingLoader(SubgraphLoader):
         order = self.epoch_state()
         if order["epoch"] is not None and order["done"] == len(order["epoch"]):
             self.forget_epoch()
+
+
+_HeteroLoader: Any = SubgraphLoader._hetero_class
+
+
+class _HeteroTrainingLoader(_TrainingLoader, _HeteroLoader):
+    """The same for heterogeneous graphs."""
 
 
 class PartitionData(LightningDataModule):
@@ -62,17 +69,18 @@ class PartitionData(LightningDataModule):
             raise ImportError("gas.lightning needs the package: pip install lightning")
         super().__init__()
         options = {"shuffle": True, "log": False, **options}
-        self.loader = _TrainingLoader(graph, batch_size=batch_size, **options)
+        kind = _HeteroTrainingLoader if isinstance(graph, HeteroData) else _TrainingLoader
+        self.loader = kind(graph, batch_size=batch_size, **options)
 
     def train_dataloader(self) -> SubgraphLoader:
         """Return the mini-batches of training."""
-        self._fill_histories()
+        self._fill_histories(norms=True)
         return self.loader
 
     def val_dataloader(self) -> EvalSubgraphLoader:
         """Return the mini-batches of all nodes, in order."""
         if self.trainer is not None and self.trainer.state.fn != "fit":
-            self._fill_histories()
+            self._fill_histories(norms=False)  # Those that are tested are the checkpoint's.
         return self._make_ordered_loader()
 
     test_dataloader = val_dataloader
@@ -85,10 +93,16 @@ class PartitionData(LightningDataModule):
             edge_weight=loader.edge_weight, like=loader, log=False,
         )  # fmt: skip
 
-    def _fill_histories(self) -> None:
-        """Fill the histories, if the trainer has loaded weights from a checkpoint."""
+    def _fill_histories(self, norms: bool) -> None:
+        """Fill the histories, if the trainer has loaded weights from a checkpoint.
+
+        Args:
+            norms: Whether running statistics of norms become those of the whole graph.
+        """
         if self.trainer is None or self.trainer.ckpt_path is None:
             return
+        is_hetero = isinstance(self.loader, _HeteroTrainingLoader)
         for model in self.trainer.lightning_module.modules():
-            if isinstance(model, ScalableGNN):
-                model.refresh(self._make_ordered_loader(), log=False)
+            if hasattr(type(model), "refresh") and hasattr(model, "histories"):
+                loader = self.loader if is_hetero else self._make_ordered_loader()
+                model.refresh(loader, norms=norms, log=False)

@@ -103,6 +103,8 @@ def load_sparse(path: Path) -> Tensor:
         found = load_arrays(path)
         kind, shape = found["format"].item().decode(), tuple(map(int, found["shape"]))
         value = tensor_of(found["data"], "data")
+        if value.dtype != torch.float64:  # All others fit float32; sums of int8 don't fit int8.
+            value = value.float()
         accept_beta_state()
         names = ("row", "col") if kind == "coo" else ("indptr", "indices")
         first, second = (torch.from_numpy(found[name].astype(np.int64)) for name in names)

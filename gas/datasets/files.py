@@ -63,7 +63,9 @@ def read_archive(path: Path) -> Data:
     if data.x.layout == torch.strided:
         data.x = Codec("float32").cast(data.x, name=f"'x' of {path.name}")
     else:
-        data.x = to_float32_features(to_csr_features(data.x), f"'x' of {path.name}")
+        # Others than float64 fit float32, but sums of duplicates may not fit their own type.
+        x = data.x if data.x.dtype == torch.float64 else data.x.float()
+        data.x = to_float32_features(to_csr_features(x), f"'x' of {path.name}")
     data.y = to_targets(data.y)
     if isinstance(data.get("num_nodes"), Tensor):
         data.num_nodes = int(data.num_nodes)

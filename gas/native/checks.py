@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import numbers
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,8 +40,11 @@ def check_flags(function: Function) -> Function:
 
     A text such as ``"no"``, which Python takes for true, raises ``ValueError``.
     """
-    parameters = inspect.signature(function).parameters.values()
-    flags = {p.name: at for at, p in enumerate(parameters) if _is_flag(p.annotation)}
+    flags = {
+        p.name: sys.maxsize if p.kind is p.KEYWORD_ONLY else at
+        for at, p in enumerate(inspect.signature(function).parameters.values())
+        if _is_flag(p.annotation)
+    }
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -71,9 +76,11 @@ def _is_flag(annotation: object) -> bool:
 
 
 def _is_truth_value(value: object) -> bool:
-    """Return whether this is a truth value of another library, or 0 or 1."""
-    whole = isinstance(value, numbers.Integral) and value in (0, 1)
-    return whole or str(getattr(value, "dtype", "")).removeprefix("torch.") in ("bool", "bool_")
+    """Return whether this is a truth value of another library, no mask, or 0 or 1."""
+    if isinstance(value, numbers.Integral):
+        return value in (0, 1)
+    is_bool = str(getattr(value, "dtype", "")).removeprefix("torch.") == "bool"
+    return is_bool and math.prod(getattr(value, "shape", ())) == 1
 
 
 def cache_dir() -> Path:

@@ -216,7 +216,7 @@ def _check_arguments(
             "'data' is a HeteroData, of which gas.plan knows nothing: cut it into some parts, and "
             "into more if a mini-batch doesn't fit"
         )
-    if not isinstance(model, ScalableGNN):
+    if not isinstance(getattr(model, "_orig_mod", model), ScalableGNN):  # Also a compiled one.
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN: convert it, "
             "gas.to_scalable(net, data)"

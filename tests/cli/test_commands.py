@@ -551,6 +551,10 @@ def test_other_programs_keep_their_handler_of_ctrl_c(tmp_path):
     script = tmp_path / "gas"
     script.write_text("import gas")
     assert not _startup.is_command([str(script)], ["python", str(script)])
+    script.write_text("from gas.cli import main")
+    assert _startup.is_command([str(script)], ["python", str(script)])
+    of_worker = ["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main()"]
+    assert not _startup.is_command([str(script)], of_worker)
     assert not _startup.is_command(["-m"], ["python", "-m", "pytest", "gas"])
     assert not _startup.is_command([""], ["python"])
     assert signal.getsignal(signal.SIGINT) is not _startup.end_process

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch_geometric.nn import GraphSAGE
+from torch_geometric.data import HeteroData
+from torch_geometric.nn import GraphSAGE, to_hetero
 
 import gas
 
@@ -122,3 +123,86 @@ def test_a_checkpoint_goes_on_with_the_rest_of_the_epoch_and_filled_histories(tm
     last = [start for epoch, parts in again.seen if epoch == 1 for start in parts]
     assert sorted(last) == sorted(start for _, parts in whole.seen[4:] for start in parts)
     assert max(again.errors) < 1e-5
+
+
+@requires_lightning
+@ignores_warnings
+def test_validation_of_a_checkpoint_keeps_its_statistics_of_norms(tmp_path):
+    import lightning
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self, model):
+            super().__init__()
+            self.model, self.outs = model, []
+
+        def validation_step(self, batch, batch_idx):
+            self.outs.append(self.model(batch, push=False))
+
+    data, in_channels, out_channels = gas.get_data(tmp_path, "planted:500")
+    net = GraphSAGE(in_channels, 16, 2, out_channels, norm="batch_norm")
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 8, model=model, method="random", log=False)
+    module = Classifier(model)
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False
+    )
+    parts = gas.lightning.PartitionData(graph, batch_size=2)
+    trainer.validate(module, parts, verbose=False)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    kept = {name: value.clone() for name, value in module.state_dict().items()}
+    module.outs.clear()
+    trainer.validate(module, parts, tmp_path / "a.ckpt", verbose=False, weights_only=False)
+    assert all(torch.equal(value, kept[name]) for name, value in module.state_dict().items())
+    expected = model.eval().predict(graph, log=False)[graph.perm]
+    torch.testing.assert_close(torch.cat(module.outs), expected)
+
+
+@requires_lightning
+@ignores_warnings
+def test_heterogeneous_graphs_are_trained_and_resumed(tmp_path):
+    import lightning
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self, model):
+            super().__init__()
+            self.model, self.epochs, self.rows = model, [], None
+
+        def training_step(self, batch, batch_idx):
+            if self.rows is None:
+                self.rows = [history.emb.clone() for history in self.model.histories]
+            self.epochs.append(self.current_epoch)
+            out = self.model(batch)["a"]
+            return F.cross_entropy(out, batch["a"].y[: out.size(0)])
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.model.parameters(), lr=0.01)
+
+    torch.manual_seed(0)
+    data = HeteroData()
+    data["a"].x, data["a"].y = torch.randn(40, 4), torch.randint(2, (40,))
+    data["b"].x = torch.randn(30, 4)
+    pairs = torch.stack([torch.randint(40, (100,)), torch.randint(30, (100,))])
+    data["a", "to", "b"].edge_index, data["b", "of", "a"].edge_index = pairs, pairs.flip(0)
+    net = to_hetero(GraphSAGE((-1, -1), 8, 2, 2), data.metadata())
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, method="random", log=False)
+
+    def train(epochs, model, **options):
+        trainer = lightning.Trainer(
+            max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        module = Classifier(model)
+        trainer.fit(module, gas.lightning.PartitionData(graph, batch_size=2), **options)
+        return trainer, module
+
+    trainer, module = train(1, model)
+    assert module.epochs == [0, 0]
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    model.refresh(graph, log=False)
+    expected = [history.emb.clone() for history in model.histories]
+    again = train(2, gas.to_scalable(net, data), ckpt_path=tmp_path / "a.ckpt", weights_only=False)[
+        1
+    ]
+    assert again.epochs == [1, 1]
+    torch.testing.assert_close(again.rows, expected)

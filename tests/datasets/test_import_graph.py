@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 from scipy import sparse as scipy_sparse
+from torch_geometric.data import Data
 
 import gas
 from gas.datasets import import_graph
+from gas.datasets.arrays import load_sparse
 from gas.datasets.importing.sorting import PAIR, EdgeSorter, edge_record, is_new
 from gas.datasets.nodes import collect_nodes
 from gas.graph import NewFolder
@@ -220,6 +222,18 @@ def test_sparse_features(tmp_path):
     x = scipy_sparse.random(300, 50, 0.1, "csr", np.float32, random_state=0)
     scipy_sparse.save_npz(tmp_path / "tables" / "x.npz", x)
     assert_same(*both(tmp_path / "tables", tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["int8", "bool", "float64"])
+def test_duplicates_of_sparse_features_are_summed_as_float32(tmp_path, kind):
+    values, (row, col) = np.array([100, 100, 1]).astype(kind), ([1, 1, 0], [2, 2, 0])
+    scipy_sparse.save_npz(tmp_path / "x.npz", scipy_sparse.coo_matrix((values, (row, col))))
+    x = torch.sparse_coo_tensor([row, col], torch.from_numpy(values), check_invariants=True)
+    edge_index = torch.tensor([[0, 1], [1, 0]])
+    torch.save(Data(x=x, y=torch.tensor([0, 1]), edge_index=edge_index), tmp_path / "g.pt")
+    expected = [[1, 0, 0], [0, 0, 2 if kind == "bool" else 200]]
+    for found in (load_sparse(tmp_path / "x.npz"), gas.open_graph(tmp_path / "g.pt", log=False).x):
+        assert found.to_dense().tolist() == expected
 
 
 @pytest.mark.parametrize(("value", "error"), [(1e300, "1e\\+300 in row 1"), (np.inf, "row 1")])

@@ -17,7 +17,15 @@ def read(path: str, check: bool = True, *, log: bool | None = None, fast: "bool"
     return path, check, log, fast
 
 
-@pytest.mark.parametrize("value", ["no", "", None, 2, 0.0, [], torch.ones(2)])
+@check_flags
+def add(x: int, *others: int, log: bool = False) -> int:
+    return sum(others, x)
+
+
+NO_FLAGS = ["no", "", None, 2, 0.0, [], torch.ones(2), torch.ones(2, dtype=torch.bool)]
+
+
+@pytest.mark.parametrize("value", NO_FLAGS)
 def test_what_is_no_truth_value_is_refused(value):
     with pytest.raises(ValueError, match=r"'check' is .*, expected True or False"):
         read("a", value)
@@ -29,6 +37,12 @@ def test_what_is_no_truth_value_is_refused(value):
 def test_truth_values_are_passed_on(value):
     assert read("a", value, fast=value) == ("a", value, None, value)
     assert read(check=value, path="a", log="other types aren't checked")[1] is value
+
+
+def test_arguments_before_a_keyword_are_others():
+    assert add(1, 2, 3) == 6
+    with pytest.raises(ValueError, match="'log' is 2"):
+        add(1, log=2)
 
 
 def test_a_function_stays_what_it_was():
@@ -58,3 +72,20 @@ def test_public_functions_check_their_truth_values(name):
 @pytest.mark.parametrize("name", gas.models.__all__)
 def test_models_check_their_truth_values(name):
     assert is_checked(getattr(gas.models, name).__init__)
+
+
+class Scaled(gas.ScalableGNN):
+    def __init__(self, *args, scale=1.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scale = scale
+
+
+class ScaledGCN(gas.models.GCN, Scaled):
+    pass
+
+
+def test_models_pass_arguments_on_to_other_bases_of_a_class():
+    model = ScaledGCN(4, 2, 3, 2, num_layers=2, scale=2.0)
+    assert (model.scale, model.in_channels) == (2.0, 2)
+    with pytest.raises(ValueError, match=r"'size' is no argument of gas\.models\.GCN"):
+        ScaledGCN(4, 2, 3, 2, num_layers=2, size=2.0)

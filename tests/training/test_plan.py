@@ -507,3 +507,9 @@ def test_training_within_a_limit_of_the_system(tmp_path, options):
     assert 10**8 < own < found["plan"]["memory"]
     assert mapped > 0
     assert max(own, mapped) <= found["peak_rss_bytes"]["mean"] + 2**20
+
+
+def test_a_compiled_model_is_planned_as_the_one_inside(data, quiet):
+    ways = dict(num_parts=20, batch_size=2, method="random", cache=False, log=False)
+    found = [gas.plan(data, model, **ways) for model in (gcn(), torch.compile(gcn()))]
+    assert len({str(each).splitlines()[0] for each in found}) == 1
