@@ -69,7 +69,7 @@ def adjacency_name(names: Sequence[str], data: Data) -> str:
     if len(several) > 1:
         raise ValueError(
             f"the model takes {', '.join(names)}: give each list of edges to the graph under its "
-            f"name, data.{several[0]} and so on, of shape [2, E]; or give a HeteroData"
+            f"name, data.{several[0]} and so on, of int64 and shape [2, E]; or give a HeteroData"
         )
     raise ValueError(
         f"the model takes {', '.join(names)}, and none of them is the adjacency: name it "

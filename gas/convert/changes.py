@@ -125,7 +125,7 @@ def views_of(node: Node) -> list[Node]:
     """Return a value, what it is a view of, and so on."""
     found: list[Node] = [node]
     while (last := found[-1]).target in VIEWS or _is_data(last) or is_of_table(last):
-        if not isinstance(last.args[0], Node):
+        if not last.args or not isinstance(last.args[0], Node):  # An input may be named "t".
             break
         key = last.args[1] if last.target is operator.getitem else None
         keys = key if isinstance(key, tuple) else (key,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -309,7 +309,8 @@ class Conversion:
     * ``outputs``: what the module returns; ``opened``: types of layers that were followed.
     * ``added``: layers that the module doesn't have as such, as functions of it.
     * ``emptied``: attributes to empty in copies of the module, as they are of its graph.
-    * ``numbers``: the numbers among the nodes' values on the small graph, ``None`` for others.
+    * ``numbers``: those among the nodes' values on the small graph, ``None`` for others;
+      ``computed``: tensors of the module, of which the graph has what was computed of them.
     """
 
     net: Module
@@ -325,11 +326,10 @@ class Conversion:
     opened: Opened = ()
     added: Added = field(default_factory=dict)
     emptied: dict[str, Any] = field(default_factory=dict)
+    computed: Collection[str] = ()
 
     def check_on(self, data: Data) -> None:
         """Check on a sample of the user's graph that the layers are exact on mini-batches.
-
-        The conversion has checked them on a small random graph.
 
         Raises:
             ValueError: If a layer isn't exact on mini-batches of it, naming it, or the module

@@ -124,14 +124,14 @@ def convert_module(
     Raises:
         ValueError: If the module can't be converted in these ways.
     """
-    copied = copy_with_noise(net, choices.emptied)
+    copied, computed = copy_with_noise(net, choices.emptied), set[str]()
     with explain_failures(net):
         graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
         trained, caches = run_in_training(copied, inputs, graphs, expected)
     draws = partial(find_draws, copied, inputs, graphs[0])
     _check_parameters(net, copied)
     noise = _run_with_noise(copied, inputs, graphs[0], [expected, *trained], choices.opened)
-    graph = _trace(copied, inputs, wanted, graphs, choices.opened, caches)
+    graph = _trace(copied, inputs, wanted, graphs, choices.opened, caches, computed)
     num_dropped = sum(DROP in node.meta for node in graph.nodes)
     if choices.is_turned:
         turn_ends(graph, record_values(copied, graph, inputs, graphs[:1], (), None)[0])
@@ -177,7 +177,7 @@ def convert_module(
     return _make_model(
         copied, data, records[0], options,
         Conversion(net, inputs, graph, kinds, calls, given, prepared or transform,
-            outputs, opened=choices.opened, added=added, emptied=choices.emptied,
+            outputs, opened=choices.opened, added=added, emptied=choices.emptied, computed=computed,
         ),
     )  # fmt: skip
 
@@ -285,7 +285,7 @@ def _move_preparation(
 
 def _trace(
     net: Module, inputs: Inputs, wanted: dict[str, Any], graphs: Sequence[Data], opened: Opened,
-    caches: Sequence[str],
+    caches: Sequence[str], computed: set[str],
 ) -> Graph:  # fmt: skip
     """Trace a module's method, and remove unused inputs.
 
@@ -307,7 +307,7 @@ def _trace(
     counts = [int(each.num_nodes or 0) for each in graphs]
     graph = trace(
         net, inputs.method, order, inputs.call, fixed, samples, counts, inputs.edges,
-        follow_changes, opened, caches,
+        follow_changes, opened, caches, computed,
     )  # fmt: skip
     attributes = [name for name in inputs.names if is_row_per_edge(graphs[0], name)]
     take_edge_dropout(net, graph, inputs.edges, attributes)

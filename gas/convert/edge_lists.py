@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from gas.convert.arguments import LayerAlone, find_method, graph_parameter, is_list, parameters
 from gas.convert.preparation import EDGE_LIST, PREPARED, First, spread
-from gas.graph import check_ids, is_row_per_node
+from gas.graph import check_ids, is_row_per_edge, is_row_per_node
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,6 +52,17 @@ class EdgeLists(First):
                     f"data.{name}; of no edges, it is torch.empty(2, 0, dtype=torch.long)"
                 )
             check_ids(data[name], int(data.num_nodes or 0), name)
+        for key, at in self.rows:
+            rows, name = data.get(key), self.names[at]
+            if rows is not None and (
+                not isinstance(rows, Tensor) or rows.shape[:1] != data[name].shape[1:]
+            ):
+                shape = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+                raise ValueError(
+                    f"{key!r} is {shape}, and had a row for each edge of {name!r} when the model "
+                    f"was converted, here {data[name].size(1)}: give such rows, or leave it out, "
+                    f"del data.{key}"
+                )
         num_nodes, lists = data.num_nodes, [data[name] for name in self.names]
         sizes = torch.tensor([each.size(1) for each in lists], device=lists[0].device)
         which = torch.arange(len(lists), device=sizes.device).repeat_interleave(sizes)
@@ -59,6 +70,9 @@ class EdgeLists(First):
             key: spread(data[key], (which == at).nonzero().view(-1), which.numel())
             for key, at in self.rows if key in data
         }  # fmt: skip
+        if "edge_index" in data and "edge_index" not in self.names:  # The module doesn't read it.
+            for name in [key for key in data.to_dict() if is_row_per_edge(data, key)]:
+                del data[name]
         for name in self.names:
             del data[name]
         data.edge_index = torch.cat(lists, dim=1)

@@ -117,6 +117,27 @@ class EdgeValues:
         """Return whether there are no selected edges to leave."""
         return len(self._kept_sizes) == 1
 
+    @property
+    def changes_selections(self) -> bool:
+        """Return whether edges are selected and then changed, such as turned round."""
+        return any(self._is_selected(node) and self._is_changed(node) for node in self.inside)
+
+    def _is_changed(self, node: Node) -> bool:
+        """Return whether a value is a list of edges, some of which aren't of the one given."""
+        value, edges = (self.records[0][each] for each in (node, self.edges))
+        size = int(self.counts[0][0] or 0)
+        if not self._is_list(value) or value.size(1) == edges.size(1):
+            return False
+        ids, given = (each[0] * size + each[1] for each in (value, edges))
+        return not bool(torch.isin(ids, given).all())
+
+    def _is_list(self, value: Any) -> bool:
+        """Return whether a value may be a list of edges."""
+        if not isinstance(value, Tensor) or value.dtype != torch.long or value.dim() != 2:
+            return False
+        is_of_nodes = bool((value >= 0).all()) and bool((value < self.counts[0][0]).all())
+        return is_of_nodes and value.size(0) == 2
+
     def _keep_selection(self, node: Node) -> None:
         if is_selection(node, self.records[0]):
             self._kept_sizes.update(self._sizes(node))
@@ -148,10 +169,8 @@ class EdgeValues:
     def _is_other_list(self, node: Node) -> bool:
         """Return whether a value is a list of edges that isn't the one given, such as reversed."""
         value, edges = (self.records[0][each] for each in (node, self.edges))
-        if not isinstance(value, Tensor) or value.dtype != torch.long or value.shape != edges.shape:
-            return False
-        is_of_nodes = bool((value >= 0).all()) and bool((value < self.counts[0][0]).all())
-        return is_of_nodes and not torch.equal(value, edges)
+        is_list = self._is_list(value) and value.shape == edges.shape
+        return is_list and not torch.equal(value, edges)
 
     def uses_edges(self, node: Node, sizes: bool = False) -> bool:
         """Return whether a value is computed of the edges themselves, or of their number."""

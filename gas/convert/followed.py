@@ -1,10 +1,10 @@
-"""Tensors that are attributes of a module, which its model takes when they are replaced."""
+"""Attributes of a module that its model takes when they are replaced, or refuses."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.nn import Module
@@ -12,37 +12,90 @@ from torch.nn import Module
 from gas.graph import version
 
 
-@dataclass
-class Followed:
-    """A tensor that is an attribute of a module, and of its model.
+class Followed(Protocol):
+    """Attributes that are looked at before each call of a model."""
 
-    * ``owner``, ``place``: the attributes of the module, and of the model; ``key``: the name.
+    def follow(self) -> None:
+        """Take what has changed in the module, or raise."""
+
+
+Place = tuple[dict[str, Any], str]  # Attributes, and the name of one.
+
+
+@dataclass
+class _FollowedTensor:
+    """A tensor of a module, and of its model.
+
+    * ``owners``, ``places``: the attributes of the module, and of the model, that are this tensor.
     * ``seen``, ``version``: the tensor that was there last, and its version.
+    * ``is_fixed``: whether the model has what was computed of it.
     """
 
-    owner: dict[str, Any]
-    place: dict[str, Any]
-    key: str
+    owners: list[Place]
+    places: list[Place]
     seen: Tensor
     version: int
+    is_fixed: bool
 
     def follow(self) -> None:
         """Take the tensor by which it was replaced, or its values where the model has a copy.
 
         Raises:
-            ValueError: If it was replaced by something else.
+            ValueError: If it was replaced by something else, or by several, or is fixed.
         """
-        now, mine = self.owner.get(self.key), self.place[self.key]
-        if now is self.seen and (mine is now or version(self.seen) == self.version):
+        values = [owner.get(key) for owner, key in self.owners]
+        now, key = values[0], self.owners[0][1]
+        if version(self.seen) == self.version and all(each is self.seen for each in values):
             return
-        before = _describe(self.seen)
+        before, again = _describe(self.seen), "convert the module again"
+        if any(name not in owner for owner, name in self.owners):
+            raise ValueError(
+                f"{key!r} of the module was {before} when it was converted, and was deleted, or "
+                f"made a parameter or a buffer: {again}"
+            )
         if not isinstance(now, Tensor) or _describe(now) != before:
             raise ValueError(
-                f"{self.key!r} of the module is {_describe(now)} now, and was {before} when it was "
-                "converted: convert the module again"
+                f"{key!r} of the module is {_describe(now)} now, and was {before} when it was "
+                f"converted: {again}"
             )
-        self.place[self.key] = now.to(mine)
+        if any(each is not now for each in values):
+            names = ", ".join(repr(name) for _, name in self.owners)
+            raise ValueError(
+                f"{names} of the module were one tensor when it was converted, and are several "
+                f"now: {again}"
+            )
+        if self.is_fixed:
+            raise ValueError(
+                f"{key!r} of the module has changed, and its model has what forward computed of it "
+                f"when it was converted: register it as a buffer, self.register_buffer({key!r}, "
+                f"tensor), or {again}"
+            )
+        for place, name in self.places:
+            if now is not self.seen or place[name] is not now:
+                place[name] = now.to(place[name])
         self.seen, self.version = now, version(now)
+
+
+@dataclass
+class _FollowedParts:
+    """The parts of each module of a module, and those that it had when it was converted."""
+
+    parts: list[tuple[dict[str, Module | None], dict[str, Module | None]]]
+
+    def follow(self) -> None:
+        """Check that they are the same.
+
+        Raises:
+            ValueError: If one was replaced, added or removed.
+        """
+        for now, seen in self.parts:
+            if now == seen:
+                continue
+            key = next(key for key in {**seen, **now} if seen.get(key) is not now.get(key))
+            raise ValueError(
+                f"{key!r} of the module is another part than it was when it was converted, and its "
+                "model has the one from before: convert the module again"
+            )
 
 
 def _describe(value: Any) -> str:
@@ -52,21 +105,35 @@ def _describe(value: Any) -> str:
     return f"{kind} of {list(value.shape)}"
 
 
-def find_tensors(net: Module, model: Module, unknown: Collection[str]) -> list[Followed]:
-    """Find tensors of a module that its model reads, and wouldn't see if they were replaced.
+def find_followed(
+    net: Module, model: Module, unknown: Collection[str], computed: Collection[str]
+) -> list[Followed]:
+    """Find what its model wouldn't see if it were replaced in a module: tensors and parts.
 
     Args:
         net: The module. Buffers of its parts are those of the model, and are found there.
         model: What is made of it, with parts of the same names.
         unknown: The names of attributes that are left out.
+        computed: The names of those that the model has numbers of.
     """
-    found = []
+    parts: list[Any] = []
+    tensors: dict[int, _FollowedTensor] = {}
     for prefix, module in net.named_modules():
+        parts.append((module._modules, dict(module._modules)))
         mine = model.get_submodule(prefix)
         for owner in (vars(module), *([] if prefix else [module._buffers])):
             for key, value in owner.items():
+                name = f"{prefix}.{key}".lstrip(".")
+                if not isinstance(value, Tensor) or name in unknown:
+                    continue
+                made = _FollowedTensor([], [], value, version(value), False)
+                made = tensors.setdefault(id(value), made)
+                made.owners.append((owner, key))
+                made.is_fixed |= name in computed
                 place: Any = mine._buffers if key in mine._buffers else vars(mine)
-                is_read = isinstance(value, Tensor) and isinstance(place.get(key), Tensor)
-                if is_read and f"{prefix}.{key}".lstrip(".") not in unknown:
-                    found.append(Followed(owner, place, key, value, version(value)))
-    return found
+                if isinstance(place.get(key), Tensor):
+                    made.places.append((place, key))
+    return [
+        _FollowedParts(parts),
+        *(each for each in tensors.values() if each.places or each.is_fixed),
+    ]

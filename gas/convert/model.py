@@ -15,7 +15,7 @@ from torch_geometric.nn.inits import reset
 
 from gas.convert.arguments import LayerAlone
 from gas.convert.check import Conversion
-from gas.convert.followed import Followed, find_tensors
+from gas.convert.followed import Followed, find_followed
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
 from gas.convert.places import CONSTANT
@@ -79,7 +79,7 @@ class Converted(ScalableGNN):
         self._drawing = list(drawing)
         self._conversion: Conversion | None = conversion
         unknown = {*conversion.inputs.keeps, *conversion.emptied}  # What calls set is theirs.
-        self._followed = find_tensors(conversion.net, made, unknown)
+        self._followed = find_followed(conversion.net, made, unknown, conversion.computed)
 
     def train(self, mode: bool = True) -> Converted:
         """Set training or evaluation mode, in layers as the module's own ``train`` does."""

@@ -90,14 +90,19 @@ class Preparation(BaseTransform):
         """Return a graph with these edges and attributes; as it is if it has them.
 
         Raises:
-            ValueError: If the graph was prepared for another model, or layers take other edges on
-                it than they do on small graphs.
+            ValueError: If the graph lacks an attribute, was prepared for another model, or layers
+                take other edges on it than they do on small graphs.
         """
         if all(name in data for name in self.made):
             return data
         check_unprepared(data.keys(), self.made)
         data = with_edge_index(data)
         before = data.edge_index
+        missing = [name for name in self.names if name not in data]
+        if missing:
+            raise ValueError(
+                f"the graph has no {missing[0]!r}, which the model takes: set data.{missing[0]}"
+            )
         given = [data[name] for name in self.names]
         found = self.function(before.clone(), data.num_nodes, before.device, *given)
         lists, rest = found[: len(self._masks)], found[len(self._masks) :]

@@ -334,7 +334,7 @@ def move_preparation(
     failure: ValueError | None = None
     for keeps_selections, joins in ((False, False), (True, False), (False, True)):
         finder = EdgeValues(graph, edges, records, graphs, keeps_selections)
-        if keeps_selections and finder.keeps_nothing:
+        if keeps_selections and (finder.keeps_nothing or finder.changes_selections):
             continue
         if not finder.read:
             return None

@@ -199,14 +199,15 @@ class Runs:
         make_tracer: Makes a tracer.
         finish: Changes each graph before it is compared with others.
         caches: The attributes that it computes in its first call alone, which each trace is.
+        computed: Gets the names of the attributes of tensors that other values are computed of.
     """
 
     def __init__(
         self, net: Module, make_tracer: Callable[[], Any], finish: Callable[[Module, Graph], None],
-        caches: Sequence[str],
+        caches: Sequence[str], computed: set[str],
     ) -> None:  # fmt: skip
         self._net, self._make_tracer, self._finish = net, make_tracer, finish
-        self._caches = caches
+        self._caches, self._computed = caches, computed
         self.branches, self.tracer = RandomBranches(), make_tracer()
         self.constants: dict[str, Tensor] = {}  # The tensors that it has made, by their names.
 
@@ -224,15 +225,16 @@ class Runs:
             self.tracer = self._make_tracer()
             known, before = self.tracer.known, random_states(net)
             self.branches.start(known, outcomes, rest)
-            with _Draws(known) as draws, keep_attributes(net) as changed:
+            with keep_attributes(net) as changed, _Evaluated(net, known) as evaluated:
                 graph = self.tracer.trace(net)
+            self._computed.update(evaluated.names)
             check_caches(net, self._caches, changed)
             self.branches.stop()
             if known.dropping:
                 layer = net.get_submodule(known.dropping[0])
                 what = f"'{known.dropping[0]}' ({type(layer).__name__})"
                 raise InexactLayerError(f"{what} drops edges in its forward", layer)
-            is_random = draws.found or bool(self.branches.found and not training)
+            is_random = evaluated.draws or bool(self.branches.found and not training)
             if not is_random and random_states(net) == before:
                 break
             if attempt == ATTEMPTS - 1:
@@ -299,16 +301,28 @@ def _run_with(runs: Runs, turned: Sequence[int], count: int, base: int) -> Graph
     return runs.run(True, outcomes, bool(base))
 
 
-class _Draws(TorchDispatchMode):
-    """Notes whether this thread draws numbers in a trace, other than for values on small graphs."""
+class _Evaluated(TorchDispatchMode):
+    """Notes what this thread computes in a trace, other than values on small graphs.
 
-    def __init__(self, known: Any) -> None:
+    * ``draws``: whether it draws numbers.
+    * ``names``: the attributes of the module that it computes with, which the graph doesn't read.
+    """
+
+    def __init__(self, net: Module, known: Any) -> None:
         super().__init__()
-        self._known, self.found = known, False
+        self._known, self.draws = known, False
+        self.names: set[str] = set()
+        self._tensors = {
+            id(value): (value, f"{prefix}.{key}".lstrip("."))
+            for prefix, module in net.named_modules()
+            for key, value in vars(module).items() if isinstance(value, Tensor)
+        }  # fmt: skip
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self._known.is_evaluating:
-            self.found |= torch.Tag.nondeterministic_seeded in func.tags
+            self.draws |= torch.Tag.nondeterministic_seeded in func.tags
+            found = [self._tensors.get(id(each)) for each in tree_leaves((args, kwargs))]
+            self.names.update(each[1] for each in found if each is not None)
         return func(*args, **(kwargs or {}))
 
 

@@ -278,6 +278,7 @@ def trace(
     finish: Callable[[Module, Graph], None],
     opened: Opened = (),
     caches: Sequence[str] = (),
+    computed: set[str] | None = None,
 ) -> Graph:
     """Trace a module's method; ``training`` arguments become an input of that name.
 
@@ -295,6 +296,7 @@ def trace(
         finish: Changes the graph of each mode before they are merged.
         opened: Types of layers that are followed up to ``propagate``.
         caches: The attributes that it computes in its first call alone.
+        computed: Gets the names of the attributes of tensors that other values are computed of.
 
     Raises:
         ValueError: If it can't be traced, or differs in training from evaluation.
@@ -308,7 +310,7 @@ def trace(
         known = KnownValues(net, samples, counts, edges)
         return _Tracer(method, inputs, call, fixed, known, opened, backward)
 
-    runs = Runs(net, make_tracer, finish, caches)
+    runs = Runs(net, make_tracer, finish, caches, set() if computed is None else computed)
     merge = functools.partial(ModeMerger, name, is_dropout=functools.partial(is_dropout, net))
     try:
         with preserve_modes(net), unroll_layers(net, opened), answer_questions(runs.branches):

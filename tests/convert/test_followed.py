@@ -88,3 +88,86 @@ def test_what_is_no_such_tensor_is_refused(other):
     net.plain = other
     with pytest.raises(ValueError, match="'plain' of the module is .* now, and was floating-point"):
         model.predict(graph, log=False)
+
+
+COMPUTED = {
+    "derived": lambda net, h: h * (net.t * 2).exp(),
+    "a number": lambda net, h: h * net.t.sum().item(),
+    "a row": lambda net, h: h * net.t[0],
+    "a branch": lambda net, h: h.sin() if (net.t > 0).all() else h,
+}
+
+
+def net_of(function):
+    class Made(Net):
+        def __init__(self):
+            super().__init__()
+            self.t = torch.rand(WIDTH)
+
+        def forward(self, x, edge_index):
+            return self.sage(function(self, self.conv(x, edge_index)), edge_index)
+
+    return Made().eval()
+
+
+@pytest.mark.parametrize("kind", COMPUTED)
+def test_a_tensor_that_forward_computes_with_alone_is_refused_when_it_changes(kind):
+    data = random_graph()
+    for change in (lambda net: setattr(net, "t", -net.t), lambda net: net.t.neg_()):
+        net = net_of(COMPUTED[kind])
+        model = gas.to_scalable(net, data)
+        graph = gas.cluster(data, 4, model=model, log=False)
+        model.predict(graph, log=False)
+        change(net)
+        with pytest.raises(ValueError, match="'t' of the module has changed, and its model has"):
+            model.predict(graph, log=False)
+        again = gas.to_scalable(net, data)
+        torch.testing.assert_close(again.predict(graph, log=False), net(data.x, data.edge_index))
+
+
+def test_attributes_that_are_one_tensor_and_become_two():
+    net, data = net_of(lambda net, h: h * net.t + net.other), random_graph()
+    net.other = net.t
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    net.t = net.other = torch.rand(WIDTH)
+    torch.testing.assert_close(model.predict(graph, log=False), net(data.x, data.edge_index))
+    net.t = torch.rand(WIDTH)
+    with pytest.raises(ValueError, match="'t', 'other' of the module were one tensor"):
+        model.predict(graph, log=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda net: setattr(net, "sage", pyg.SAGEConv(WIDTH, 3)), "'sage' of the module is anoth"),
+        (lambda net: setattr(net.conv, "lin", nn.Linear(5, WIDTH)), "'lin' of the module is anoth"),
+        (lambda net: delattr(net, "plain"), "'plain' of the module was .*, and was deleted"),
+        (lambda net: setattr(net, "plain", nn.Parameter(net.plain)), "or made a parameter"),
+    ],
+)
+def test_parts_that_are_replaced_are_refused(change, text):
+    net, _, model, graph = converted()
+    model.predict(graph, log=False)
+    change(net)
+    with pytest.raises(ValueError, match=text):
+        model.predict(graph, log=False)
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "argument"])
+def test_a_value_may_have_the_name_of_a_method_of_tensors(kind):
+    class Named(pyg.GraphSAGE):
+        def forward(self, x, edge_index, t=None):
+            return super().forward(x, edge_index) * (self.t if t is None else t)
+
+    net, data = Named(5, 8, 2).eval(), random_graph()
+    value = torch.rand(8)
+    if kind == "buffer":
+        net.register_buffer("t", value)
+    elif kind == "parameter":
+        net.t = nn.Parameter(value)
+    else:
+        data.t = torch.rand(60, 1)
+    model = gas.to_scalable(net, data)
+    found = model.predict(gas.cluster(data, 4, model=model, log=False), log=False)
+    torch.testing.assert_close(found, net(data.x, data.edge_index, data.get("t")))

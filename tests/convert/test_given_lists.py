@@ -182,3 +182,60 @@ def test_a_graph_without_one_of_the_lists_is_refused():
             gas.cluster(other, 4, model=model, log=False)
     with pytest.raises(ValueError, match="give each list of edges to the graph under its name"):
         gas.to_scalable(pyg.SignedGCN(5, 8, 2), random_graph())
+
+
+def test_edges_that_the_module_does_not_take_and_their_rows_are_left_out():
+    data = graph_of("pos_edge_index", "neg_edge_index")
+    data.edge_index, data.edge_weight = torch.randint(60, (2, 333)), torch.rand(333)
+    data.edge_attr = torch.rand(333, 2)
+    _, graph, _ = check(pyg.SignedGCN(5, 8, 2), data, signed)
+    assert not {"edge_weight", "edge_attr"} & graph.to_dict().keys()
+
+
+def test_rows_of_another_number_than_the_edges_of_their_list_are_refused():
+    data = graph_of("pos_edge_index", "neg_edge_index")
+    data.tags = torch.rand(data.neg_edge_index.size(1), 2)
+    model = gas.to_scalable(pyg.SignedGCN(5, 8, 2), data)
+    data.tags = torch.rand(20, 2)
+    with pytest.raises(ValueError, match=r"'tags' is \[20, 2\], and had a row for each edge of"):
+        gas.cluster(data, 4, model=model, log=False)
+    del data.tags
+    assert gas.verify(model, gas.cluster(data, 4, model=model, log=False))
+
+
+BACKWARD = {
+    "one list in both directions": lambda x, a, b: [a, a.flip(0)],
+    "one of the lists": lambda x, a, b: [a, b.flip(0)],
+    "both lists": lambda x, a, b: [a.flip(0), b.flip(0)],
+}
+
+
+@pytest.mark.parametrize("kind", [pyg.SAGEConv, pyg.GCNConv])
+@pytest.mark.parametrize("lists", BACKWARD)
+def test_lists_that_are_turned_round(lists, kind):
+    class Turned(Two):
+        def forward(self, x, edge_index1, edge_index2):
+            return self.add(x, *([each] for each in BACKWARD[lists](x, edge_index1, edge_index2)))
+
+    check(Turned(kind), graph_of("edge_index1", "edge_index2"), numbered)
+
+
+def test_edges_of_one_type_that_are_turned_round():
+    class Turned(Two):
+        def forward(self, x, edge_index, edge_type):
+            one = edge_index[:, edge_type == 0]
+            return self.add(x, [one], [one.flip(0)])
+
+    data = random_graph()
+    data.edge_type = torch.randint(2, (data.num_edges,))
+    check(
+        Turned(pyg.SAGEConv), data, lambda net, data: net(data.x, data.edge_index, data.edge_type)
+    )
+
+
+def test_a_layer_of_one_list_against_the_direction_of_its_edges():
+    net = Two(pyg.SAGEConv)
+    for layers in (net.first, net.last):
+        layers[1].flow = "target_to_source"
+    check(net, graph_of("edge_index1", "edge_index2"), numbered)
+    assert net.first[1].flow == net.last[1].flow == "target_to_source"

@@ -83,11 +83,11 @@ class Table(pyg.MessagePassing):
         return x_j * self.rows[edge_index_j]
 
 
-def replaced():
-    net = net_of(lambda net, x, edge_index: net.conv(x * net.scale, edge_index))
-    net.scale = torch.ones(2)
+def replaced(change, factor=lambda net: net.scale):
+    net = net_of(lambda net, x, edge_index: net.conv(x * factor(net), edge_index))
+    net.scale = net.scale2 = torch.ones(2)
     model = gas.to_scalable(net, ring())
-    net.scale = 2.0
+    change(net)
     model.predict(gas.cluster(ring(), 2, method="random", log=False), log=False)
 
 
@@ -809,7 +809,36 @@ CASES = {
     "a table that a message reads": lambda t: convert(
         lambda net, x, edge_index: net.conv(net.table(x, edge_index), edge_index), table=Table()
     ),
-    "a tensor that is replaced by a number": lambda t: replaced(),
+    "a tensor that is replaced by a number": lambda t: replaced(
+        lambda net: vars(net).update(scale=2.0)
+    ),
+    "a tensor that is deleted": lambda t: replaced(lambda net: delattr(net, "scale")),
+    "one of two names of a tensor that is replaced": lambda t: replaced(
+        lambda net: setattr(net, "scale", torch.zeros(2))
+    ),
+    "a tensor that is replaced, and was computed with": lambda t: replaced(
+        lambda net: net.scale.zero_(), lambda net: net.scale.exp()
+    ),
+    "a layer that is replaced": lambda t: replaced(
+        lambda net: setattr(net, "conv", pyg.SAGEConv(2, 2))
+    ),
+    "rows of another number than the edges of their list": lambda t: gas.to_scalable(
+        net_of(
+            lambda net, x, a, b, w: net.conv(x, a) + net.weighted(x, b, w),
+            "x, edge_index, edge_index2, edge_weight2",
+            weighted=pyg.GraphConv(2, 2),
+        ),
+        ring(edge_index2=torch.tensor([[0], [1]]), edge_weight2=torch.ones(1)),
+    ).prepare(ring(edge_index2=torch.tensor([[0, 1], [1, 2]]), edge_weight2=torch.ones(1))),
+    "a graph without the weights that are normalised": lambda t: gas.to_scalable(
+        net_of(
+            lambda net, x, a, w: net.first(x, a, w) + net.second(x, a.flip(0), w),
+            "x, edge_index, edge_weight",
+            first=pyg.GCNConv(2, 2),
+            second=pyg.GCNConv(2, 2),
+        ),
+        ring(edge_weight=torch.ones(ring().num_edges)),
+    ).prepare(ring()),
     "rows of a call that are kept": lambda t: convert(
         lambda net, x, edge_index: net.conv(net.kept(x), edge_index), kept=Kept()
     ),
