@@ -119,7 +119,8 @@ def find_followed(
     parts: list[Any] = []
     tensors: dict[int, _FollowedTensor] = {}
     for prefix, module in net.named_modules():
-        parts.append((module._modules, dict(module._modules)))
+        if isinstance(module._modules, dict):  # That of a scripted module can't be changed.
+            parts.append((module._modules, dict(module._modules)))
         mine = model.get_submodule(prefix)
         for owner in (vars(module), *([] if prefix else [module._buffers])):
             for key, value in owner.items():
