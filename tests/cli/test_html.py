@@ -9,6 +9,7 @@ import pytest
 
 import gas
 from gas.cli import main
+from gas.native import human
 from gas.training import Run
 
 pytestmark = pytest.mark.requires("tyro", "safetensors", "pyarrow", "matplotlib", "jinja2")
@@ -96,6 +97,8 @@ def test_time_by_phase_is_that_of_a_step(folders, tmp_path):
     text, page = read(gas.report(*folders, out=tmp_path / "both.html"))
     cells = page.texts["td"]
     assert cells[cells.index("pushes") + 1].startswith(f"{1000 * phases['seconds']['pushes']:.2f}")
+    assert cells[cells.index("pushes") + 1].endswith(f", {human(phases['bytes']['pushes'])}")
+    assert ("transfers hidden behind the computation" in cells) == (phases["overlap"] is not None)
     assert text.count('aria-label="Time of a step by phase"') == 1
 
 
