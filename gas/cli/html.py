@@ -201,20 +201,14 @@ def _step_seconds(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _phases(found: Mapping[str, Any]) -> dict[str, str]:
-    seconds = _step_seconds(found)
-    if not seconds:
-        return {}
-    measured, whole = found["phases"], sum(seconds.values()) or 1.0
-    rows = {
-        name: f"{1000 * value:.2f} ms, {100 * value / whole:.0f} %"
-        for name, value in seconds.items()
-    }
+    seconds, measured = _step_seconds(found), found.get("phases") or {}
+    whole, overlap = sum(seconds.values()) or 1.0, measured.get("overlap")
+    rows = {n: f"{1000 * t:.2f} ms, {100 * t / whole:.0f} %" for n, t in seconds.items()}
     for name in rows.keys() & measured.get("bytes", {}).keys():  # Older runs have none.
         rows[name] += f", {human(measured['bytes'][name] // measured['steps'])}"
-    rows["all"] = f"{1000 * whole:.2f} ms"
-    if measured.get("overlap") is not None:
-        rows["transfers hidden behind the computation"] = f"{100 * measured['overlap']:.0f} %"
-    return rows
+    if rows and overlap is not None:
+        rows["transfers hidden behind the computation"] = f"{100 * overlap:.0f} %"
+    return rows and {**rows, "all": f"{1000 * whole:.2f} ms"}
 
 
 def _memory(found: Mapping[str, Any]) -> dict[str, str]:
