@@ -547,7 +547,7 @@ def balance() -> str:
 
 
 def sparse_features() -> str:
-    """How many times faster epochs are with sparse features, on two threads."""
+    """Compare epochs with dense and with sparse features, on two threads."""
     rows = []
     for case in load("sparse_features")["cases"]:
         if case["threads"] != 2:

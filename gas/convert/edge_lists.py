@@ -147,6 +147,7 @@ def wrap_lists(net: Module, data: Data, in_graph: bool = False) -> tuple[Module,
         return TakesLists.forward(self, **values)
 
     own = inspect.Parameter("self", kind)
+    # For what asks for the parameters of forward. Type checkers don't know this attribute.
     forward.__signature__ = inspect.Signature([own, *ordered])  # type: ignore[attr-defined]
     members = {"lists": lists, "method": method, "graph": graph, "forward": forward}
     return type(type(net).__name__, (TakesLists,), members)(net), lists(data)

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ def check_flags(function: Function) -> Function:
                 raise ValueError(f"'{name}' is {value!r}, expected True or False")
         return function(*args, **kwargs)
 
-    return checked  # type: ignore[return-value]
+    return cast(Function, checked)  # Of the same signature.
 
 
 def check_names(given: Iterable[str], known: Iterable[str], of: str) -> None:
