@@ -33,7 +33,9 @@ os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0")
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import importlib.util
+import multiprocessing
 import platform
 import runpy
 import shutil
@@ -57,6 +59,9 @@ from gas.native import BufferPool
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
+# Processes that fork from one which has imported what takes seconds, and nothing else.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["gas.cli", "torch_geometric.nn", "matplotlib.pyplot", "tyro"])
 
 
 def _poison_new_memory() -> bool:
@@ -177,6 +182,12 @@ def _keep(
     """Deselect all tests but those that are wanted."""
     config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
     items[:] = filter(wanted, items)
+
+
+def pytest_collection_finish() -> None:
+    """Let no later collection of garbage look at what is there now: a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -321,6 +332,33 @@ def run_script(
         return Done(code, out, err) if isinstance(code, int) else Done(1, out, f"{err}{code}\n")
 
     return run
+
+
+def run_forked(script: Path, *args: object, cwd: Path) -> Done:
+    """Run a script in a process of its own, as ``python script args`` in a folder does."""
+    streams = [str(cwd / f"{name}.txt") for name in ("out", "err")]
+    surroundings = (dict(os.environ), str(cwd), streams)
+    process = FORKS.Process(target=_become, args=(surroundings, str(script), *map(str, args)))
+    process.start()
+    try:
+        process.join(300)
+    finally:
+        process.kill()
+    out, err = (Path(stream).read_text() for stream in streams)
+    assert process.exitcode is not None, f"{script} hangs\n{err}"
+    return Done(process.exitcode, out, err)
+
+
+def _become(surroundings: tuple[dict[str, str], str, list[str]], script: str, *args: str) -> None:
+    environment, folder, streams = surroundings
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    for stream, number in zip(streams, (1, 2), strict=True):
+        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.argv[:] = [script, *args]
+    sys.path.insert(0, str(Path(script).parent))
+    runpy.run_path(script, run_name="__main__")
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, started
+from conftest import ROOT, run_forked, started
 
 import gas
 from gas.cli import experiment, results
@@ -23,9 +23,8 @@ pytestmark = pytest.mark.requires("matplotlib", "tyro")
 
 
 def run(tmp_path, *args, code=0):
-    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "out"), *map(str, args)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
+    done = run_forked(SCRIPT, "--out", tmp_path / "out", *args, cwd=tmp_path)
+    assert done.code == code, done.err
     return done
 
 
@@ -214,10 +213,9 @@ def test_progress_where_output_is_piped(tmp_path, run_script, monkeypatch):
 
 @pytest.mark.slow
 def test_an_error_of_a_program_is_one_message(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--dataset", "absent.npz"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == (
+    done = run_forked(SCRIPT, "--dataset", "absent.npz", cwd=tmp_path)
+    assert done.code == 1
+    assert done.err == (
         "train_gas.py: error: --dataset is 'absent.npz', but there is no such file\n"
     )
 
@@ -506,10 +504,9 @@ def test_warnings_name_flags(tmp_path, run_script):
 
 @pytest.mark.slow
 def test_debug_shows_where(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--dataset", "absent.npz", "--debug"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "Traceback" in done.stderr
+    done = run_forked(SCRIPT, "--dataset", "absent.npz", "--debug", cwd=tmp_path)
+    assert done.code == 1
+    assert "Traceback" in done.err
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from conftest import FORKS
 
 LIMIT = 120  # Seconds that a rank may take.
 
@@ -16,12 +17,8 @@ LIMIT = 120  # Seconds that a rank may take.
 def run_on(num_ranks, function, folder, *args, sharing=True):
     """Run ``function(rank, *args)`` on every rank of a gloo group; return the results.
 
-    The function is one of a module's own, not a closure. An error on a rank is raised here. Ranks
-    are forks of a process that has imported PyTorch and PyG, and nothing else: to import them takes
-    seconds.
+    The function is one of a module's own, not a closure. An error on a rank is raised here.
     """
-    context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gas", "torch_geometric.nn"])
     folder = next(
         Path(folder) / f"ranks_{n}"
         for n in itertools.count()
@@ -33,7 +30,7 @@ def run_on(num_ranks, function, folder, *args, sharing=True):
         for rank in range(num_ranks):
             args_of_all = (function, rank, num_ranks, str(folder), args, sharing)
             surroundings = (list(sys.path), dict(os.environ))
-            process = context.Process(target=_main, args=(surroundings, *args_of_all))
+            process = FORKS.Process(target=_main, args=(surroundings, *args_of_all))
             process.start()
             stack.callback(process.kill)
             processes.append(process)
