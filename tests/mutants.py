@@ -56,7 +56,7 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/models/gcn.py": ["models"],
     **{
         f"gas/native/{name}.py": [f"nn/test_{name}.py"]
-        for name in ("attention", "attention_v2", "custom_op", "edge_conv", "mixture")
+        for name in ("attention", "custom_op", "edge_conv", "mixture")
     },
     "gas/native/augment.py": ["augment/test_kernels.py"],
     "gas/native/engine.py": ["history/test_engine.py"],

@@ -6,7 +6,6 @@ are bitwise equal, except for sums over neighbours, whose order of summation dif
 are durable writes of files, strict JSON, memory, cores, checks of arguments and warnings.
 """
 
-from gas.native.attention import Dropout
 from gas.native.augment import EgoGraph, ego_hop, find_kept_entries, on_host, subset
 from gas.native.checks import (
     MOST_INT32,
@@ -77,7 +76,6 @@ from gas.native.memory import (
     resident_kinds,
     zeros,
 )
-from gas.native.mixture import Mixture
 from gas.native.progress import report_blocking, report_progress
 from gas.native.rows import (
     accept_beta_state,
@@ -116,14 +114,12 @@ __all__ = [
     "BufferPool",
     "C",
     "CODECS",
-    "Dropout",
     "EgoGraph",
     "INTERFACE",
     "Job",
     "JobPolicy",
     "MOST_INT32",
     "Matrix",
-    "Mixture",
     "PeakMemory",
     "Relabeler",
     "RowIndex",

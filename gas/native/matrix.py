@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,6 +93,20 @@ class Matrix(NamedTuple):
     def row(self) -> Tensor:
         """The row of every entry, of shape ``[entries]``, int64."""
         return ptr2index(self.rowptr.long(), self.col.numel())
+
+
+NONE = [None] * len(Matrix._fields)  # The gradients of an operator towards its matrix.
+
+
+def empty_like(*tensors: Tensor) -> tuple[Any, ...]:
+    """Return new tensors of the shapes and types of others, contiguous and uninitialised."""
+    return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in tensors)
+
+
+def divide_by_degree(m: Matrix, grad: Tensor) -> Tensor:
+    """Return the gradient towards the sums of each row of ``m`` whose means have ``grad``."""
+    degree = m.rowptr.diff().clamp(min=1).to(grad.dtype)
+    return grad / degree.view(-1, *[1] * (grad.dim() - 1))
 
 
 def run_typed(name: str, x: Tensor, *arguments: object) -> None:

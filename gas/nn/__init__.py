@@ -1,8 +1,7 @@
 """Operators for graph neural networks, and PyG's convolutions on them."""
 
 from gas.graph import Adjacency
-from gas.nn.attention import GATConv, check_dropout, gat_attention
-from gas.nn.attention_v2 import GATv2Conv, gatv2_attention
+from gas.nn.attention import GATConv, GATv2Conv, check_dropout, gat_attention, gatv2_attention
 from gas.nn.conv import FusedConv, apply_rowwise
 from gas.nn.dropout import BATCH_NORMS, Dropout, dropout, relu_dropout
 from gas.nn.edge_conv import EdgeConv, edge_conv

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gas.nn.attention import GATConv
-from gas.nn.attention_v2 import GATv2Conv
+from gas.nn.attention import GATConv, GATv2Conv
 from gas.nn.conv import pyg_class
 from gas.nn.dropout import Dropout
 from gas.nn.edge_conv import EdgeConv
