@@ -62,7 +62,7 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/native/engine.py": ["history/test_engine.py"],
     "gas/native/transfer.py": ["native", "history/test_history.py", "cli/test_account.py"],
     "gas/graph/folder/npy.py": ["graph/test_npy.py"],
-    "gas/native/json.py": ["native/test_files.py"],
+    "gas/native/files.py": ["native/test_files.py"],
     "gas/scalable/distributed/exchange.py": ["distributed"],
     "gas/scalable/distributed/group.py": ["distributed"],
     "gas/native/extension.py": ["native/test_extension.py", "native/test_devices.py"],

@@ -139,6 +139,7 @@ def native_sparse(
     return native.C.Sparse(num_rows, col.numel(), *addresses)
 
 
+@custom_op("gas::transpose")
 def transpose(
     rowptr: Tensor, col: Tensor, num_cols: int, kept: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,6 +158,11 @@ def transpose(
     matrix = native_sparse(rowptr.numel() - 1, rowptr, col)
     native.run("transpose", col.device, matrix, num_cols, kept, *out)
     return out
+
+
+@transpose.register_fake
+def _(rowptr: Tensor, col: Tensor, num_cols: int, kept: int) -> tuple[Tensor, Tensor, Tensor]:
+    return rowptr.new_empty(num_cols + 1), torch.empty_like(col), torch.empty_like(col)
 
 
 def _transpose_torch(

@@ -12,8 +12,7 @@ from gas.graph import Adjacency
 from gas.native import attention as kernels
 from gas.native import learns
 from gas.nn.conv import FusedConv, apply_rowwise, is_leading_view
-from gas.nn.half import HALF, compute_dtype, message_dtype
-from gas.nn.spmm import check_features, check_tensors
+from gas.nn.spmm import HALF, check_features, check_tensors, compute_dtype, message_dtype
 
 
 def gat_attention(

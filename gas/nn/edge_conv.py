@@ -13,9 +13,8 @@ from gas.graph import Adjacency
 from gas.native import edge_conv as kernels
 from gas.native import learns
 from gas.nn.conv import FusedConv, apply_rowwise
-from gas.nn.half import HALF
 from gas.nn.sparse_features import LINEAR_LAYERS
-from gas.nn.spmm import REDUCES, check_features, check_tensors, spmm
+from gas.nn.spmm import HALF, REDUCES, check_features, check_tensors, spmm
 
 # The kernel's name and the parameter's attribute by class.
 ACTIVATIONS: dict[type[torch.nn.Module], tuple[str, str]] = {

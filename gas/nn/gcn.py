@@ -14,9 +14,8 @@ from gas.graph import Adjacency
 from gas.history import Rows
 from gas.native import is_sparse
 from gas.nn.conv import apply_rowwise, to_tensors
-from gas.nn.half import HALF, message_dtype
 from gas.nn.sparse_features import is_linear, linear
-from gas.nn.spmm import find_sums, spmm
+from gas.nn.spmm import HALF, find_sums, message_dtype, spmm
 from gas.nn.sum_convs import SumConv
 
 # Costs, in multiplications of a dense product on two cores: of an element of a sparse product, of

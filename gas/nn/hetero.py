@@ -14,8 +14,7 @@ from torch import Tensor
 from gas.graph import Adjacency, EdgeType, edge_type_name, layout_of, sort_by_row
 from gas.native import Matrix, check_range, empty, is_transformed
 from gas.native import sparse as kernels
-from gas.nn.half import HALF
-from gas.nn.spmm import check_features, spmm
+from gas.nn.spmm import HALF, check_features, spmm
 
 
 def relations(

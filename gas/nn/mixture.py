@@ -11,8 +11,7 @@ from gas.graph import Adjacency
 from gas.history import Rows
 from gas.native import mixture as kernels
 from gas.nn.conv import FusedConv, apply_rowwise, to_tensors
-from gas.nn.half import HALF, compute_dtype, message_dtype
-from gas.nn.spmm import check_features, check_tensors
+from gas.nn.spmm import HALF, check_features, check_tensors, compute_dtype, message_dtype
 
 
 def gaussian_mixture(

@@ -1,6 +1,12 @@
-"""Sums, means and extremes over neighbours."""
+"""Sums, means and extremes over neighbours; float16 in all operators, which compute in float32.
+
+Under ``torch.autocast('cuda')``, linear layers return float16, and PyG's layers multiply it by
+weights in float32, so that their messages are float32. Results here have the dtype of PyG's.
+"""
 
 from __future__ import annotations
+
+from functools import reduce as fold
 
 import torch
 from torch import Tensor
@@ -9,8 +15,8 @@ from gas.graph import Adjacency
 from gas.history import ROWS_HINT, Features, Rows
 from gas.native import TYPES, gather_rows
 from gas.native import sparse as kernels
-from gas.nn.half import HALF, compute_dtype, message_dtype
 
+HALF = torch.float16
 REDUCES = ("sum", "mean", "max", "min")
 
 
@@ -134,3 +140,15 @@ def check_tensors(adj: Adjacency, **tensors: Tensor) -> None:
                 f"'{name}' is {tensor.dtype} and {tensor.layout}, expected real numbers in a dense "
                 "tensor"
             )
+
+
+def message_dtype(x: Tensor | Rows, *weights: Tensor) -> torch.dtype:
+    """Return the dtype of features times weights: that of ``x``, except for float16."""
+    if x.dtype != HALF:
+        return x.dtype
+    return fold(torch.promote_types, (weight.dtype for weight in weights), x.dtype)
+
+
+def compute_dtype(kind: torch.dtype) -> torch.dtype:
+    """Return the dtype of weights and of results in kernels that are given ``kind``."""
+    return torch.float32 if kind in (HALF, torch.bfloat16) else kind

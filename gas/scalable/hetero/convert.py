@@ -28,9 +28,9 @@ from gas.loader import HeteroLoader
 from gas.native import is_sparse
 from gas.nn import deep_copy, fuse, reason_inexact, twin
 from gas.scalable.base import preserve_modes
+from gas.scalable.hetero.layers import replace_han_convs
 from gas.scalable.hetero.model import HeteroModel
 from gas.scalable.hetero.plan import EDGES, Plan, add_ids, collect_inputs, make_plan, match_inputs
-from gas.scalable.hetero.semantic import replace_han_convs
 
 SMALLEST = 23  # Nodes of the first type of the small graph; each further type has two more.
 DEGREE = 3
