@@ -69,7 +69,7 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/native/memory.py": ["native", "cli/test_report.py"],
     "gas/nn/attention.py": ["nn/test_attention.py", "nn/test_conv_attention.py"],
     "gas/nn/edge_conv.py": ["nn/test_edge_conv.py", "nn/test_conv_edge.py"],
-    "gas/nn/gcn.py": ["nn/test_conv.py"],
+    "gas/nn/sum_convs.py": ["nn/test_conv.py"],
     "gas/nn/mixture.py": ["nn/test_mixture.py", "nn/test_conv_edge.py"],
     "gas/nn/spmm.py": ["nn/test_spmm.py", "nn/test_conv.py", "nn/test_transforms.py"],
     **{

@@ -208,8 +208,7 @@ class History(torch.nn.Module):
         size, store = index.numel(), self.store
         if out is None:
             first = int(index[0]) if size else 0
-            is_direct = isinstance(store, TableStore) and store.direct
-            if is_direct and (size == 0 or int(index[-1]) - first == size - 1):
+            if store.direct and (size == 0 or int(index[-1]) - first == size - 1):
                 return store.table[first : first + size].cpu()
             out = torch.empty(size, store.columns, dtype=store.dtype, device="cpu")
         self._link.read_stored(index, out)

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gas.history.history import History, StoredRows
 from gas.history.transfer import Copies, Pull
-from gas.native import csr_parts, first_sparse_rows, sparse_csr
+from gas.native import first_sparse_rows
 
 Correct = Callable[[Tensor], None]
 """Changes pulled rows in place, such as :class:`gas.history.Correction`."""
@@ -148,12 +148,7 @@ def first_rows(x: Tensor | Rows, num_rows: int | None) -> Tensor:
     if num_rows is None or x.size(0) == num_rows:
         return x  # Autograd would copy the gradient of a slice, even of all rows.
     if x.layout == torch.sparse_csr:
-        pointers = _POINTERS.get(x)
-        if pointers is None:
-            return first_sparse_rows(x, num_rows)
-        size = int(pointers[num_rows])
-        rowptr, col, value = csr_parts(x)
-        return sparse_csr(rowptr[: num_rows + 1], col[:size], value[:size], x.size(1))
+        return first_sparse_rows(x, num_rows, _POINTERS.get(x))
     return x[:num_rows]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gas.history.codec import Codec
 from gas.history.packed import CodecOfRows
-from gas.history.store import Store, TableStore
+from gas.history.store import Store
 from gas.native import (
     CODECS,
     BufferPool,
@@ -264,9 +264,8 @@ class HostLink:
         self.engine = engine
         self.lane = engine.new_lane()
         self._pushes: deque[int] = deque()  # Tickets of pending pushes.
-        is_direct = isinstance(store, TableStore) and store.direct
         # Native code may move the rows, without read() and write() of the store.
-        self._native = is_direct and store.table.device.type == "cpu"
+        self._native = store.direct and store.table.device.type == "cpu"
         # Rows are in host memory and can be read in place.
         self._in_memory = self._native and store.tier in ("host", "pinned")
         self._dtype = codec.dtype

@@ -6,7 +6,6 @@ from gas.nn.conv import FusedConv, apply_rowwise
 from gas.nn.dropout import BATCH_NORMS, Dropout, dropout, relu_dropout
 from gas.nn.edge_conv import EdgeConv, edge_conv
 from gas.nn.fuse import deep_copy, fuse, twin
-from gas.nn.gcn import GCN2Conv, GCNConv, ProjectedConv
 from gas.nn.hetero import relations, share_products
 from gas.nn.inexact import (
     BY_TIME,
@@ -18,7 +17,16 @@ from gas.nn.inexact import (
 from gas.nn.mixture import GMMConv, gaussian_mixture
 from gas.nn.sparse_features import LINEAR_LAYERS, Linear, has_hooks, linear
 from gas.nn.spmm import spmm
-from gas.nn.sum_convs import GINConv, GraphConv, SAGEConv, SimpleConv, SumConv
+from gas.nn.sum_convs import (
+    GCN2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    ProjectedConv,
+    SAGEConv,
+    SimpleConv,
+    SumConv,
+)
 from gas.nn.weights import Neighbours, check_weights
 
 __all__ = [

@@ -17,10 +17,9 @@ from gas.nn.attention import GATConv, GATv2Conv
 from gas.nn.conv import pyg_class
 from gas.nn.dropout import Dropout
 from gas.nn.edge_conv import EdgeConv
-from gas.nn.gcn import GCN2Conv, GCNConv
 from gas.nn.mixture import GMMConv
 from gas.nn.sparse_features import LINEAR
-from gas.nn.sum_convs import GINConv, GraphConv, SAGEConv, SimpleConv
+from gas.nn.sum_convs import GCN2Conv, GCNConv, GINConv, GraphConv, SAGEConv, SimpleConv
 
 CONVS = (
     EdgeConv,
