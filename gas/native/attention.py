@@ -6,7 +6,7 @@ its derivative computes weights again, and draws dropout's random numbers again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,23 @@ def _softmax_torch(m: Matrix, score: Tensor, p: float, seed: Tensor) -> tuple[Te
     ones = torch.ones_like(power, dtype=torch.float64)
     keep = ones if p == 0 else dropout(ones, p, int(seed))
     return power / total[row], keep.to(power)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Save what :func:`_gradients` needs, for both kinds of attention."""
+    matrix, *tensors, ctx.slope, ctx.p, seed = inputs[:7]
+    ctx.num_options = len(inputs) - 4
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*matrix, *tensors, seed, *output)
+
+
+def _gradients(ctx: Any, backward: Callable[..., Any], grad: Tensor) -> tuple[Any, ...]:
+    """Return the gradients towards the inputs of attention, by the operator that computes them."""
+    saved, size = ctx.saved_tensors, len(Matrix._fields)
+    tensors, seed, state = saved[size : size + 3], saved[size + 3], saved[size + 4 :]
+    how = ctx.slope, ctx.p, seed
+    grads = backward(Matrix(*saved[:size]), *tensors, *how, *state, grad)
+    return NONE, *grads, *[None] * ctx.num_options
 
 
 # GAT ----------------------------------------------------------------------------------------------
@@ -127,20 +144,9 @@ def _(
     return empty_like(x, source, target)
 
 
-def _setup_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    matrix, x, source, target, ctx.slope, ctx.p, seed, _ = inputs
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(*matrix, x, source, target, seed, *output)
-
-
-def _attention_grad(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    *matrix, x, source, target, seed, out, maximum, total, weight, positive = ctx.saved_tensors
-    how, state = (ctx.slope, ctx.p, seed), (out, maximum, total, weight, positive)
-    grads = attention_backward(Matrix(*matrix), x, source, target, *how, *state, grad)
-    return NONE, *grads, None, None, None, None
-
-
-attention.register_autograd(_attention_grad, setup_context=_setup_attention)
+attention.register_autograd(
+    lambda ctx, grad, *_: _gradients(ctx, attention_backward, grad), setup_context=_save
+)
 
 
 def _weights_torch(
@@ -272,20 +278,9 @@ def _(
     return empty_like(source, target, att)
 
 
-def _setup_attention_v2(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    matrix, source, target, att, ctx.slope, ctx.p, seed = inputs
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(*matrix, source, target, att, seed, *output)
-
-
-def _attention_v2_grad(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    *matrix, source, target, att, seed, out, maximum, total = ctx.saved_tensors
-    how, state = (ctx.slope, ctx.p, seed), (out, maximum, total)
-    grads = attention_v2_backward(matrix, source, target, att, *how, *state, grad)
-    return NONE, *grads, None, None, None
-
-
-attention_v2.register_autograd(_attention_v2_grad, setup_context=_setup_attention_v2)
+attention_v2.register_autograd(
+    lambda ctx, grad, *_: _gradients(ctx, attention_v2_backward, grad), setup_context=_save
+)
 
 
 def _weights_v2_torch(
