@@ -46,7 +46,7 @@ def check_flags(function: Function) -> Function:
     flags = {
         p.name: sys.maxsize if p.kind is p.KEYWORD_ONLY else at
         for at, p in enumerate(inspect.signature(function).parameters.values())
-        if _is_flag(p.annotation)
+        if p.annotation in (bool, "bool")  # Annotations may be text.
     }
 
     @functools.wraps(function)
@@ -71,11 +71,6 @@ def check_names(given: Iterable[str], known: Iterable[str], of: str) -> None:
     unknown = {*given} - {*known}
     if unknown:
         raise ValueError(f"{min(unknown)!r} is no argument of {of}: leave it out")
-
-
-def _is_flag(annotation: object) -> bool:
-    """Return whether this is the type of truth values, also as text."""
-    return annotation is bool or annotation == "bool"
 
 
 def _is_truth_value(value: object) -> bool:
