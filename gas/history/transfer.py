@@ -25,8 +25,6 @@ from gas.native import (
     Job,
     JobPolicy,
     RowIndex,
-    decode_torch,
-    encode_torch,
     extension,
     has_idle_cores,
     make_engine,
@@ -389,8 +387,7 @@ class HostLink:
         shape = (index.numel(), self.store.columns)
         rows = torch.empty(shape, dtype=self.store.dtype, device="cpu")
         self.store.read(index, rows)
-        out.copy_(decode_torch(self.codec.name, rows, self.width) if codec else rows)
+        out.copy_(self.codec.decode(rows, self.width) if codec else rows)
 
     def _write(self, x: Tensor, where: RowIndex, codec: CodecOfRows) -> None:
-        rows = encode_torch(self.codec.name, x) if codec else x
-        self.store.write(to_index(where), rows)
+        self.store.write(to_index(where), self.codec.encode(x) if codec else x)

@@ -105,8 +105,6 @@ from gas.native.transfer import (
     Job,
     RowIndex,
     check_row_index,
-    decode_torch,
     empty,
-    encode_torch,
     idle_bytes,
 )
