@@ -56,20 +56,20 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/models/gcn.py": ["models"],
     **{
         f"gas/native/{name}.py": [f"nn/test_{name}.py"]
-        for name in ("attention", "attention_v2", "custom_op", "edge_conv", "mixture")
+        for name in ("attention", "custom_op", "edge_conv", "mixture")
     },
     "gas/native/augment.py": ["augment/test_kernels.py"],
     "gas/native/engine.py": ["history/test_engine.py"],
     "gas/native/transfer.py": ["native", "history/test_history.py", "cli/test_account.py"],
     "gas/graph/folder/npy.py": ["graph/test_npy.py"],
-    "gas/native/json.py": ["native/test_files.py"],
+    "gas/native/files.py": ["native/test_files.py"],
     "gas/scalable/distributed/exchange.py": ["distributed"],
     "gas/scalable/distributed/group.py": ["distributed"],
     "gas/native/extension.py": ["native/test_extension.py", "native/test_devices.py"],
     "gas/native/memory.py": ["native", "cli/test_report.py"],
     "gas/nn/attention.py": ["nn/test_attention.py", "nn/test_conv_attention.py"],
     "gas/nn/edge_conv.py": ["nn/test_edge_conv.py", "nn/test_conv_edge.py"],
-    "gas/nn/gcn.py": ["nn/test_conv.py"],
+    "gas/nn/sum_convs.py": ["nn/test_conv.py"],
     "gas/nn/mixture.py": ["nn/test_mixture.py", "nn/test_conv_edge.py"],
     "gas/nn/spmm.py": ["nn/test_spmm.py", "nn/test_conv.py", "nn/test_transforms.py"],
     **{

@@ -31,14 +31,6 @@ from gas.graph.edges import (
     to_csr,
     with_edge_index,
 )
-from gas.graph.entries import (
-    entry_rows,
-    find_changed_rows,
-    find_entries,
-    has_entry,
-    insert_entries,
-    remove_entries,
-)
 from gas.graph.features import (
     check_data_features,
     check_finite,
@@ -76,8 +68,7 @@ from gas.graph.hetero import (
     check_features,
     cluster_heterogeneous,
     edge_type_name,
-    is_edge_row,
-    is_node_row,
+    is_row,
     parts_of,
     to_homogeneous_edges,
     types_of,
@@ -94,7 +85,19 @@ from gas.graph.layout import (
     layout_of,
     sort_by_row,
 )
-from gas.graph.links import LABELS, PAIRS, are_linked, read_pairs, remove_links
+from gas.graph.links import (
+    LABELS,
+    PAIRS,
+    are_linked,
+    entry_rows,
+    find_changed_rows,
+    find_entries,
+    has_entry,
+    insert_entries,
+    read_pairs,
+    remove_entries,
+    remove_links,
+)
 from gas.graph.partition import METHODS, PartitionOptions, find_parts, metis
 from gas.graph.permute import permute
 from gas.graph.report import PartitionReport, check_ptr, partition_report
@@ -165,10 +168,9 @@ __all__ = [
     "find_original_graph",
     "has_entry",
     "to_original_order",
-    "is_edge_row",
     "is_graph_folder",
     "is_node_list",
-    "is_node_row",
+    "is_row",
     "is_sized_per_node",
     "is_row_per_edge",
     "is_row_per_node",

@@ -26,6 +26,9 @@ from gas.graph.report import check_ptr
 
 OURS = (PARTS, PERM, "n_id", "e_id", "batch_size", "offset", "count")
 EdgeType = tuple[str, str, str]
+# Attributes without a row for each node, or edge, even if there are as many.
+NOT_OF_NODES = (PARTS, "num_nodes")
+NOT_OF_EDGES = ("edge_index", "edge_label_index")
 
 
 class Types(NamedTuple):
@@ -193,7 +196,7 @@ def _permute(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> He
         for key, value in list(data[name].items()):
             if is_node_list(key, value):
                 store[key] = renumber_ids(key, value, new_id)
-            elif is_node_row(data, name, key, size):
+            elif is_row(data, name, key, size):
                 store[key] = select_rows(value, perm)
         store.num_nodes = size
         store[PERM] = perm
@@ -207,18 +210,18 @@ def _permute(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> He
     return out
 
 
-def is_node_row(data: HeteroData, name: str, key: str, size: int) -> bool:
-    """Return whether ``data[name][key]`` is a tensor with a row for each of ``size`` nodes."""
-    value = data[name][key]
-    is_rows = isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
-    return is_rows and key not in (PARTS, "num_nodes")
+def is_row(data: HeteroData, kind: str | EdgeType, key: str, size: int) -> bool:
+    """Return whether an attribute is a tensor with a row for each node, or edge, of a type.
 
-
-def is_edge_row(data: HeteroData, kind: EdgeType, key: str, size: int) -> bool:
-    """Return whether ``data[kind][key]`` is a tensor with a row for each of ``size`` edges."""
-    value = data[kind][key]
-    is_rows = isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
-    return is_rows and key not in ("edge_index", "edge_label_index")
+    Args:
+        data: The graph.
+        kind: A type of nodes or of edges.
+        key: The name of an attribute.
+        size: The number of nodes or edges of the type.
+    """
+    value, others = data[kind][key], NOT_OF_EDGES if isinstance(kind, tuple) else NOT_OF_NODES
+    is_tensor = isinstance(value, Tensor) and value.dim() > 0 and value.size(0) == size
+    return is_tensor and key not in others
 
 
 def parts_of(data: HeteroData, types: Types) -> list[Tensor]:

@@ -10,21 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gas.native import MOST_INT32, Matrix, custom_op, is_transformed, transpose
-
-
-@custom_op("gas::transpose")
-def _transpose(
-    rowptr: Tensor, col: Tensor, num_cols: int, kept: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return transpose(rowptr, col, num_cols, kept)
-
-
-@_transpose.register_fake
-def _transpose_fake(
-    rowptr: Tensor, col: Tensor, num_cols: int, kept: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return rowptr.new_empty(num_cols + 1), torch.empty_like(col), torch.empty_like(col)
+from gas.native import MOST_INT32, Matrix, is_transformed, transpose
 
 
 def make_usable_in_training(value: Tensor | None = None) -> contextlib.AbstractContextManager[None]:
@@ -117,7 +103,7 @@ class Structure:
                     none = self.col.new_empty(0)
                     back = self.rowptr.new_zeros(self.num_cols + 1), none, none
                 else:
-                    back = _transpose(self.rowptr, self.col, self.num_cols, kept)
+                    back = transpose(self.rowptr, self.col, self.num_cols, kept)
                 known = Matrix.of(self.rowptr, self.col, *back), kept
             if self.known is None or self.known[1] < kept:
                 self.known = known

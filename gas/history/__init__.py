@@ -2,7 +2,6 @@
 
 from gas.history.codec import CODEC_NAMES, Codec
 from gas.history.disk import DiskStore
-from gas.history.drift import Correction, DriftCorrection
 from gas.history.encoded import Encoded, dequantize, is_encoded
 from gas.history.factory import HistoryFactory
 from gas.history.features import Features, quantize
@@ -10,7 +9,13 @@ from gas.history.history import History
 from gas.history.packed import PackedRows
 from gas.history.packing import Packing
 from gas.history.rows import ROWS_HINT, BatchPulls, Rows, cache_row_starts, first_rows
-from gas.history.staleness import Staleness, measure_staleness, relative_error
+from gas.history.staleness import (
+    Correction,
+    DriftCorrection,
+    Staleness,
+    measure_staleness,
+    relative_error,
+)
 from gas.history.store import MemoryStore, Store, StoreFactory, TableStore
 from gas.history.tiers import TIERS, pick_tier
 from gas.history.transfer import IO_MODES, Pull, TransferEngine, check_io

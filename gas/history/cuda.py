@@ -31,7 +31,7 @@ from torch import Tensor
 from gas.history.codec import Codec
 from gas.history.packed import CodecOfRows
 from gas.history.packing import Plan
-from gas.history.store import Store, TableStore
+from gas.history.store import Store
 from gas.history.transfer import Copies, HostLink, Pull, TransferEngine, to_index
 from gas.native import Job, JobPolicy, RowIndex, num_cores
 from gas.native import device as kernels
@@ -99,9 +99,8 @@ class CudaLink(HostLink):
         if device not in engine.streams:
             engine.streams[device] = Streams(device)
         self.streams: Streams = engine.streams[device]
-        is_table = isinstance(store, TableStore) and store.direct
-        self.on_device = is_table and store.table.device == device
-        over_bus = is_table and store.table.is_pinned() and kernels.reads_host_memory()
+        self.on_device = store.direct and store.table.device == device
+        over_bus = store.direct and store.table.is_pinned() and kernels.reads_host_memory()
         self.is_staged = not self.on_device and not over_bus
         self._buffers: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         self._num_buffers = 0

@@ -90,8 +90,7 @@ class Encoded(Tensor):
     @property
     def _table(self) -> Tensor | None:
         """The stored rows if native code can read and write them, else ``None``."""
-        store = self.store
-        return store.table if isinstance(store, TableStore) and store.direct else None
+        return self.store.table if self.store.direct else None
 
     @property
     def plain_table(self) -> Tensor | None:

@@ -124,7 +124,7 @@ class Features(Rows):
         p: The probability of dropping an element. (default: ``0.0``)
         seed: The seed of the dropout. (default: ``0``)
         find_sums: Finds sums over neighbours that were computed for the whole graph, see
-            :class:`gas.loader.precomputed.FeatureSums`. (default: none)
+            :class:`gas.loader.cache.FeatureSums`. (default: none)
     """
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch import Tensor
 from gas.history.codec import Codec
 from gas.history.cuda import CudaLink
 from gas.history.disk import DiskStore
-from gas.history.rows import StoredRows
 from gas.history.store import StoreFactory, TableStore
 from gas.history.tiers import make_store
 from gas.history.transfer import Copies, HostLink, Pull, TransferEngine
@@ -208,8 +208,7 @@ class History(torch.nn.Module):
         size, store = index.numel(), self.store
         if out is None:
             first = int(index[0]) if size else 0
-            is_direct = isinstance(store, TableStore) and store.direct
-            if is_direct and (size == 0 or int(index[-1]) - first == size - 1):
+            if store.direct and (size == 0 or int(index[-1]) - first == size - 1):
                 return store.table[first : first + size].cpu()
             out = torch.empty(size, store.columns, dtype=store.dtype, device="cpu")
         self._link.read_stored(index, out)
@@ -535,3 +534,36 @@ class History(torch.nn.Module):
         if isinstance(self.store, TableStore) and self.store.tier == "device":
             place = f"device={self.store.table.device}"
         return f"{self.num_embeddings}, {self.embedding_dim}, dtype={self.codec}, {place}"
+
+
+@dataclass(eq=False)
+class StoredRows:
+    """Rows of a history that are read in place.
+
+    * ``table``: all rows, of shape ``[N, width]``, read-only.
+    * ``index``: the rows to read, of shape ``[n]``, int64, on the table's device.
+    * ``version``: the version of the history at the call of :meth:`gas.History.stored_rows`.
+    """
+
+    history: History
+    table: Tensor
+    index: Tensor
+    version: tuple[int, int, int]
+    _copy: Tensor | None = None
+
+    def check(self) -> None:
+        """Raise ``RuntimeError`` if the rows may have changed since ``version``."""
+        if self.history.has_changed(self.index, self.version):
+            raise RuntimeError(
+                "these Rows are read where a history stores them, and it has changed since "
+                "push_and_pull(..., rows=True): read them before the next batch is pushed (a "
+                "checkpointed block reads them in the backward pass), or ask for a tensor, without "
+                "rows=True"
+            )
+
+    def pull(self) -> Tensor:
+        """Copy the rows, of shape ``[n, width]``, once; the copy is read-only."""
+        if self._copy is None:
+            self.check()
+            self._copy = self.history.pull(self.index)
+        return self._copy

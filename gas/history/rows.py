@@ -19,70 +19,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from gas.history.history import History, StoredRows
 from gas.history.transfer import Copies, Pull
-from gas.native import csr_parts, first_sparse_rows, sparse_csr
+from gas.native import first_sparse_rows
 
 Correct = Callable[[Tensor], None]
 """Changes pulled rows in place, such as :class:`gas.history.Correction`."""
-
-
-class RowTable(Protocol):
-    """A table whose rows can be read in place, as :class:`gas.History` is."""
-
-    def has_changed(self, index: Tensor, version: tuple[int, int, int]) -> bool:
-        """Return whether a row was pushed, or the table changed, since ``version``."""
-
-    def pull(self, n_id: Tensor) -> Tensor:
-        """Return a copy of some rows."""
-
-    def start_pull(
-        self, n_id: Tensor, space: int, own: Tensor | None, copies: Copies | None, ahead: bool
-    ) -> Pull:
-        """Begin to read rows; see :meth:`gas.History.start_pull`."""
-
-    def stored_rows(
-        self, n_id: Tensor, dtype: torch.dtype, copies: Copies | None
-    ) -> StoredRows | None:
-        """Return rows to be read in place; see :meth:`gas.History.stored_rows`."""
-
-
-@dataclass(eq=False)
-class StoredRows:
-    """Rows of a history that are read in place.
-
-    * ``table``: all rows, of shape ``[N, width]``, read-only.
-    * ``index``: the rows to read, of shape ``[n]``, int64, on the table's device.
-    * ``version``: the version of the history at the call of :meth:`gas.History.stored_rows`.
-    """
-
-    history: RowTable
-    table: Tensor
-    index: Tensor
-    version: tuple[int, int, int]
-    _copy: Tensor | None = None
-
-    def check(self) -> None:
-        """Raise ``RuntimeError`` if the rows may have changed since ``version``."""
-        if self.history.has_changed(self.index, self.version):
-            raise RuntimeError(
-                "these Rows are read where a history stores them, and it has changed since "
-                "push_and_pull(..., rows=True): read them before the next batch is pushed (a "
-                "checkpointed block reads them in the backward pass), or ask for a tensor, without "
-                "rows=True"
-            )
-
-    def pull(self) -> Tensor:
-        """Copy the rows, of shape ``[n, width]``, once; the copy is read-only."""
-        if self._copy is None:
-            self.check()
-            self._copy = self.history.pull(self.index)
-        return self._copy
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -200,12 +148,7 @@ def first_rows(x: Tensor | Rows, num_rows: int | None) -> Tensor:
     if num_rows is None or x.size(0) == num_rows:
         return x  # Autograd would copy the gradient of a slice, even of all rows.
     if x.layout == torch.sparse_csr:
-        pointers = _POINTERS.get(x)
-        if pointers is None:
-            return first_sparse_rows(x, num_rows)
-        size = int(pointers[num_rows])
-        rowptr, col, value = csr_parts(x)
-        return sparse_csr(rowptr[: num_rows + 1], col[:size], value[:size], x.size(1))
+        return first_sparse_rows(x, num_rows, _POINTERS.get(x))
     return x[:num_rows]
 
 
@@ -242,14 +185,14 @@ class BatchPulls:
     """
 
     def __init__(
-        self, histories: Iterable[RowTable], batch_size: int, n_id: Tensor, limit: int | None = None
+        self, histories: Iterable[History], batch_size: int, n_id: Tensor, limit: int | None = None
     ) -> None:
         self.readers = 1
         """The number of forward passes that read each history."""
         self._waiting = deque(histories)
-        self._started: dict[RowTable, Pull] = {}
-        self._copies: dict[RowTable, list[Tensor]] = {}  # For readers after the first.
-        self._stored: dict[RowTable, StoredRows] = {}
+        self._started: dict[History, Pull] = {}
+        self._copies: dict[History, list[Tensor]] = {}  # For readers after the first.
+        self._stored: dict[History, StoredRows] = {}
         self._batch_size = batch_size
         self._own, self._halo = n_id[:batch_size], n_id[batch_size:]
         self._ids: Copies = {}  # Ids of the halo on devices, once for all histories.
@@ -265,10 +208,10 @@ class BatchPulls:
             history = self._waiting.popleft()
             self._started[history] = self._start_one(history, True)
 
-    def _start_one(self, history: RowTable, ahead: bool) -> Pull:
+    def _start_one(self, history: History, ahead: bool) -> Pull:
         return history.start_pull(self._halo, self._batch_size, self._own, self._ids, ahead)
 
-    def tensor(self, history: RowTable, own: Tensor, correct: Correct | None = None) -> Tensor:
+    def tensor(self, history: History, own: Tensor, correct: Correct | None = None) -> Tensor:
         """Return the batch's own rows and its halo's in one tensor, which the caller may change.
 
         ``correct`` changes the halo's rows.
@@ -276,7 +219,7 @@ class BatchPulls:
         return join(own, self._pull(history, correct))
 
     def rows(
-        self, history: RowTable, own: Tensor, in_place: bool = True, correct: Correct | None = None
+        self, history: History, own: Tensor, in_place: bool = True, correct: Correct | None = None
     ) -> Rows:
         """Return the same as :class:`Rows`; the halo's rows are read in place if possible.
 
@@ -294,7 +237,7 @@ class BatchPulls:
             self._stored[history] = stored
         return Rows(own, stored)
 
-    def _pull(self, history: RowTable, correct: Correct | None = None) -> Tensor:
+    def _pull(self, history: History, correct: Correct | None = None) -> Tensor:
         """Return a history's rows of the halo, with space in front for the batch's own."""
         if self._copies.get(history):
             return self._copies[history].pop()

@@ -1,13 +1,19 @@
-"""Staleness of the rows of a history."""
+"""Measure the staleness of the rows of a history, and correct stale rows by their drift."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gas.history.history import History
+
+MOST_ROWS = 1024  # Own rows of a batch that are compared with the stored ones.
+MOST_SCALE = 5.0  # A channel is scaled by at most this, and at least its inverse.
+ROUNDING = 1e-5  # A smaller change, relative to the channel's values, isn't one of the weights.
 
 
 class Staleness(NamedTuple):
@@ -43,3 +49,77 @@ def measure_staleness(layer: int, history: History, exact: History | None = None
     if exact is not None:
         error = relative_error(history.emb, exact.emb)
     return Staleness(layer, mean, largest, unwritten, error)
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A correction per channel, ``rows * scale + offset``, not below ``lowest``."""
+
+    scale: Tensor
+    offset: Tensor
+    lowest: Tensor
+
+    def __call__(self, rows: Tensor) -> None:
+        """Correct rows, of shape ``[n, width]``, in place."""
+        scale, offset, lowest = (x.to(rows.dtype) for x in (self.scale, self.offset, self.lowest))
+        torch.maximum(torch.addcmul(offset, rows, scale, out=rows), lowest, out=rows)
+
+
+class DriftCorrection:
+    """Measure how far rows move between two pushes, and correct the halo's stale rows by it.
+
+    A batch's own rows are known twice: as the last push has stored them, and as they are computed
+    now. The change of their mean and standard deviation, per channel, is what training has done to
+    all rows of the layer in the meantime. The halo's rows are half as old on average, and are
+    moved by half of it. Uncorrected, the common part of the change feeds back through the
+    histories, and training without a norm oscillates or diverges.
+
+    Channels that have changed by rounding alone are left exactly as they are: with fixed weights,
+    and without dropout, nothing is corrected. (A history of fewer bits rounds what it stores.)
+    Sampled rows are evenly spaced, so that nothing is drawn at random.
+    """
+
+    def __init__(self) -> None:
+        self._measured: dict[History, list[Tensor]] = {}
+
+    @torch.no_grad()
+    def measure(self, history: History, own: Tensor, n_id: Tensor) -> Correction | None:
+        """Compare a batch's own rows with the stored ones, before they are pushed.
+
+        Args:
+            history: The history.
+            own: The rows as computed now, of shape ``[batch_size, width]``.
+            n_id: Their global ids, of shape ``[batch_size]``.
+
+        Returns:
+            The correction of the halo's rows; ``None`` if some rows have never been written, or
+            the batch has fewer than two.
+        """
+        step = -(-own.size(0) // MOST_ROWS)
+        if own.size(0) < 2 or not history.is_written:
+            return None
+        new = own[::step].detach().float()
+        old = history.pull(n_id[::step]).to(new)
+        (std, mean), (old_std, old_mean) = (torch.std_mean(rows, 0) for rows in (new, old))
+        # The rows' own changes are left out: dropout alone makes them a third of the rows' norm.
+        now, change = torch.cat([std, mean]), torch.cat([std - old_std, mean - old_mean])
+        change = torch.linalg.vector_norm(change) / torch.linalg.vector_norm(now)
+        self._measured.setdefault(history, []).append(change)
+        moved = torch.maximum((std - old_std).abs(), (mean - old_mean).abs())
+        is_same = moved <= ROUNDING * (old_std + old_mean.abs())
+        scale = torch.where(old_std > 0, std / old_std, 1.0).clamp(1 / MOST_SCALE, MOST_SCALE)
+        scale.masked_fill_(is_same, 1.0)
+        offset = ((mean - scale * old_mean) / 2).masked_fill_(is_same, 0.0)
+        scale = (scale + 1) / 2
+        # Rows after a ReLU stay at least 0; channels that haven't changed have no bound.
+        lowest = torch.minimum(new.amin(0), old.amin(0))
+        return Correction(scale, offset, lowest.masked_fill(is_same, -torch.inf))
+
+    def mean(self) -> float:
+        """Return the mean change of the channels' means and standard deviations between two pushes.
+
+        It is relative to their norm, and that of the history that changes most; NaN if nothing was
+        measured.
+        """
+        means = [float(torch.stack(changes).nanmean()) for changes in self._measured.values()]
+        return max(means, default=math.nan)

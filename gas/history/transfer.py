@@ -18,15 +18,13 @@ from torch import Tensor
 
 from gas.history.codec import Codec
 from gas.history.packed import CodecOfRows
-from gas.history.store import Store, TableStore
+from gas.history.store import Store
 from gas.native import (
     CODECS,
     BufferPool,
     Job,
     JobPolicy,
     RowIndex,
-    decode_torch,
-    encode_torch,
     extension,
     has_idle_cores,
     make_engine,
@@ -264,9 +262,8 @@ class HostLink:
         self.engine = engine
         self.lane = engine.new_lane()
         self._pushes: deque[int] = deque()  # Tickets of pending pushes.
-        is_direct = isinstance(store, TableStore) and store.direct
         # Native code may move the rows, without read() and write() of the store.
-        self._native = is_direct and store.table.device.type == "cpu"
+        self._native = store.direct and store.table.device.type == "cpu"
         # Rows are in host memory and can be read in place.
         self._in_memory = self._native and store.tier in ("host", "pinned")
         self._dtype = codec.dtype
@@ -390,8 +387,7 @@ class HostLink:
         shape = (index.numel(), self.store.columns)
         rows = torch.empty(shape, dtype=self.store.dtype, device="cpu")
         self.store.read(index, rows)
-        out.copy_(decode_torch(self.codec.name, rows, self.width) if codec else rows)
+        out.copy_(self.codec.decode(rows, self.width) if codec else rows)
 
     def _write(self, x: Tensor, where: RowIndex, codec: CodecOfRows) -> None:
-        rows = encode_torch(self.codec.name, x) if codec else x
-        self.store.write(to_index(where), rows)
+        self.store.write(to_index(where), self.codec.encode(x) if codec else x)

@@ -1,14 +1,23 @@
-"""Cache of the mini-batches that repeat every epoch."""
+"""Keep, from epoch to epoch, mini-batches that repeat and sums of features."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from gas.graph import Versions, copy_graph
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gas.graph import Adjacency, Versions, copy_graph, get_mapped_rows, version
+from gas.history import Encoded
 from gas.loader.batch import SubData, num_bytes, tensors_in_memory
+from gas.loader.lazy import get_lazy
+from gas.native import Relabeler, free_memory
 
 CACHE_BYTES = 1 << 30  # The default size of a loader's cache.
+MOST_MEMORY = 4  # Sums may take one of so many bytes that are free.
+MOST_EDGES = 2**31  # Fewer are what an Adjacency takes.
 
 
 class BatchCache:
@@ -92,3 +101,92 @@ def make_cache(cache: bool | None, is_fixed: bool) -> BatchCache:
     if cache is False or not is_fixed:
         return BatchCache(-1)
     return BatchCache(CACHE_BYTES if cache is None else sys.maxsize)
+
+
+class FeatureSums:
+    """Sums over neighbours' features, ``A x``, computed once for a graph.
+
+    Features don't change in training, and neither do these sums: a first layer that begins with
+    them reads a row for each in-batch node, instead of the features of the halo and all edges. They
+    take as much memory as the features, and are computed when training first needs them.
+
+    Args:
+        relabel: The graph's edges by rows, with their weights.
+    """
+
+    def __init__(self, relabel: Relabeler) -> None:
+        self._relabel = relabel
+        self.is_on = True
+        self._tables: dict[tuple[bool, str], tuple[Tensor, int, Tensor | None]] = {}
+
+    def join(self, known: FeatureSums | None, is_on: bool) -> FeatureSums:
+        """Return the sums of another loader of the graph, if there are any; else itself."""
+        self.is_on = is_on
+        return known if known is not None and known.is_on == is_on else self
+
+    def add_to(self, batch: Data) -> None:
+        """Let layers of a batch find the sums, unless its features are of a kind that has none."""
+        rows, adj = get_lazy(batch, "x"), batch._store._mapping.get("adj_t")
+        if self.is_on and rows is not None and isinstance(adj, Adjacency) and _is_plain(rows.table):
+            rows.find_sums = self._of_batch(adj, rows.table)
+
+    def _of_batch(self, adj: Adjacency, x: Tensor) -> FindSums:
+        """Return a function that finds the sums for layers of a batch.
+
+        It takes an adjacency, the aggregation, and :func:`gas.nn.spmm`. It returns the sums of all
+        nodes, ``[N, width]``; or ``None`` if there are none yet, or no memory for them, or the
+        edges or weights aren't those of the graph.
+
+        Args:
+            adj: The adjacency of the batch.
+            x: The features of all nodes, ``[N, width]``.
+        """
+        value = adj.value
+        known = None if value is None else version(value)
+
+        def find(other: Adjacency, reduce: str, spmm: Product) -> Tensor | None:
+            if other.col is not adj.col:
+                return None
+            weighted = other.value is not None
+            if weighted and (value is None or other.value is not value or known != version(value)):
+                return None
+            return self._find(x, weighted, reduce, spmm)
+
+        return find
+
+    def _find(self, x: Tensor, weighted: bool, reduce: str, spmm: Product) -> Tensor | None:
+        key, relabel = (weighted, reduce), self._relabel
+        known = self._tables.get(key)
+        if known is not None and known[0] is x:
+            if known[1] != version(x):  # Features that are written to while training have none.
+                self._tables[key] = x, version(x), None
+            return self._tables[key][2]
+        if not torch.is_grad_enabled():
+            return None  # They pay from the second pass on.
+        sums = None
+        if x.nbytes <= free_memory() // MOST_MEMORY and relabel.col.numel() < MOST_EDGES:
+            weight = relabel.weight if weighted else None
+            adj = Adjacency.from_valid_csr(relabel.rowptr, relabel.col, weight, relabel.num_nodes)
+            with torch.no_grad():
+                sums = spmm(adj, x, None, reduce)
+        self._tables[key] = x, version(x), sums
+        return sums
+
+    def tensors(self) -> list[Tensor]:
+        """Return the sums that were computed."""
+        return [sums for _, _, sums in self._tables.values() if sums is not None]
+
+    def __reduce__(self) -> tuple[type[FeatureSums], tuple[Relabeler]]:
+        return FeatureSums, (self._relabel,)  # Other processes compute their own.
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Return whether features are a dense matrix in memory that isn't learnt."""
+    if x.requires_grad or isinstance(x, Encoded) or get_mapped_rows(x) is not None:
+        return False
+    is_table = x.layout == torch.strided and x.dim() == 2 and x.is_cpu
+    return is_table and x.dtype in (torch.float32, torch.float64)
+
+
+Product = Callable[[Adjacency, Tensor, None, str], Tensor]
+FindSums = Callable[[Adjacency, str, Product], Tensor | None]

@@ -29,9 +29,8 @@ from gas.graph import (
 )
 from gas.history import Encoded
 from gas.loader.batch import RNG_FINGERPRINT, SubData, empty_graph, find_node_order, tag_graph
-from gas.loader.cache import BatchCache
+from gas.loader.cache import BatchCache, FeatureSums
 from gas.loader.lazy import LazyRows, gather, read_lazy_rows, set_rows
-from gas.loader.precomputed import FeatureSums
 from gas.native import Relabeler, check_integer, check_range, renamed
 
 FEATURES = ("x", "edge_attr")  # Attributes whose rows are gathered on first access.

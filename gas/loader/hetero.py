@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,7 @@ from gas.graph import (
     BATCH_SIZE,
     PARTS,
     check_features,
-    is_edge_row,
-    is_node_row,
+    is_row,
     parts_of,
     to_homogeneous_edges,
     types_of,
@@ -140,7 +139,7 @@ class HeteroLoader(SubgraphLoader):
             where = (kind == number).nonzero().view(-1)
             local[where] = torch.arange(where.numel())
             n_id, store = row[where], out[name]
-            self._add_attributes(store, name, n_id, is_node_row, size)
+            self._add_attributes(store, name, n_id, size)
             store.num_nodes, store.n_id = n_id.numel(), n_id
             store.batch_size = int((where < batch.batch_size).sum())
             begin, end = self._parts[number, parts], self._parts[number, parts + 1]
@@ -158,12 +157,10 @@ class HeteroLoader(SubgraphLoader):
         name = self.types.edges[number]
         first, last = self.types.first_edge[number : number + 2].tolist()
         store, e_id = out[name], e_id - first
-        self._add_attributes(store, name, e_id, is_edge_row, last - first)
+        self._add_attributes(store, name, e_id, last - first)
         store.edge_index, store.e_id = edge_index, e_id
 
-    def _add_attributes(
-        self, store: Any, name: Any, ids: Tensor, is_row: Callable[..., bool], size: int
-    ) -> None:
+    def _add_attributes(self, store: Any, name: Any, ids: Tensor, size: int) -> None:
         """Add the attributes of a type; of those with ``size`` rows the rows ``ids``."""
         for key in self.hetero_data[name]:
             if key not in REPLACED:

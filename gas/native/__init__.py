@@ -3,10 +3,10 @@
 It is the only importer of ``gas._C``, with one file for each subject of ``csrc``. A function runs
 natively if the extension was built, and else as its pure-torch twin in the same file. The results
 are bitwise equal, except for sums over neighbours, whose order of summation differs. Beside them
-are durable writes of files, strict JSON, memory, cores, checks of arguments and warnings.
+are durable writes of files, strict JSON, memory, cores, checks of arguments and warnings. Nothing
+of it is public: the names that other rooms may import are those below.
 """
 
-from gas.native.attention import Dropout
 from gas.native.augment import EgoGraph, ego_hop, find_kept_entries, on_host, subset
 from gas.native.checks import (
     MOST_INT32,
@@ -20,6 +20,8 @@ from gas.native.checks import (
     check_range,
     explain_missing_cuda,
     make_folder,
+    renamed,
+    warn,
 )
 from gas.native.cores import has_idle_cores, num_cores, share_cores
 from gas.native.custom_op import (
@@ -54,7 +56,16 @@ from gas.native.extension import (
     openmp_runtimes,
     run,
 )
-from gas.native.files import flush_to_disk, lock, refuse, replace_file, sync_folder
+from gas.native.files import (
+    flush_to_disk,
+    lock,
+    parse_json,
+    read_json,
+    refuse,
+    replace_file,
+    sync_folder,
+    write_json,
+)
 from gas.native.graph import (
     BLOCK,
     Relabeler,
@@ -63,7 +74,6 @@ from gas.native.graph import (
     is_valid_rowptr,
     symmetrize_edges,
 )
-from gas.native.json import parse_json, read_json, write_json
 from gas.native.matrix import TYPES, Matrix, find_starts, transpose
 from gas.native.memory import (
     PeakMemory,
@@ -77,7 +87,6 @@ from gas.native.memory import (
     resident_kinds,
     zeros,
 )
-from gas.native.mixture import Mixture
 from gas.native.progress import report_blocking, report_progress
 from gas.native.rows import (
     accept_beta_state,
@@ -96,114 +105,6 @@ from gas.native.transfer import (
     Job,
     RowIndex,
     check_row_index,
-    decode_torch,
     empty,
-    encode_torch,
     idle_bytes,
 )
-from gas.native.warning import renamed, warn
-
-__all__ = [
-    "flush_to_disk",
-    "lock",
-    "parse_json",
-    "read_json",
-    "refuse",
-    "replace_file",
-    "sync_folder",
-    "write_json",
-    "BLOCK",
-    "BufferPool",
-    "C",
-    "CODECS",
-    "Dropout",
-    "EgoGraph",
-    "INTERFACE",
-    "Job",
-    "JobPolicy",
-    "MOST_INT32",
-    "Matrix",
-    "Mixture",
-    "PeakMemory",
-    "Relabeler",
-    "RowIndex",
-    "SHARED",
-    "TYPES",
-    "accept_beta_state",
-    "assert_range",
-    "bytes_of",
-    "cache_dir",
-    "check_flags",
-    "check_index",
-    "check_integer",
-    "check_path",
-    "check_names",
-    "check_range",
-    "check_row_index",
-    "computes_on",
-    "coo_to_csr",
-    "custom_op",
-    "decode_torch",
-    "disable_compile",
-    "dropout",
-    "ego_hop",
-    "empty",
-    "encode_torch",
-    "explain_full_disk",
-    "explain_missing_cuda",
-    "find_starts",
-    "first_sparse_rows",
-    "free_disk",
-    "free_memory",
-    "gather_decode",
-    "gather_decode_dropout",
-    "gather_dropout",
-    "gather_rows",
-    "gather_sparse_rows",
-    "has_idle_cores",
-    "has_kernels",
-    "human",
-    "idle_bytes",
-    "is_compiling",
-    "is_plain",
-    "is_sparse",
-    "is_transformed",
-    "find_kept_entries",
-    "launch",
-    "learns",
-    "make_engine",
-    "make_folder",
-    "norm_relu_dropout",
-    "norm_relu_dropout_backward",
-    "num_cores",
-    "on_cpu",
-    "on_host",
-    "openmp_runtimes",
-    "padded_sizes",
-    "csr_parts",
-    "allocate_pinned",
-    "random_bits",
-    "read_bytes",
-    "read_segments",
-    "reads_host_memory",
-    "relu_dropout",
-    "relu_dropout_backward",
-    "renamed",
-    "report_blocking",
-    "report_progress",
-    "resident_bytes",
-    "resident_kinds",
-    "is_valid_rowptr",
-    "run",
-    "share_cores",
-    "skip_frame",
-    "has_sorted_rows",
-    "sparse_csr",
-    "subset",
-    "transpose",
-    "symmetrize_edges",
-    "warn",
-    "write_bytes",
-    "write_segments",
-    "zeros",
-]

@@ -1,4 +1,4 @@
-"""Checks of integers, ids and paths, and folders."""
+"""Checks of integers, ids and paths; folders; warnings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numbers
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor
 
 MOST_INT32 = 2**31 - 1  # The largest int32.
+# Packages whose lines a user can't change. Decorators and context managers are contextlib's.
+_SKIPPED = frozenset(("gas", "torch", "torch_geometric", "contextlib", "functools", "importlib"))
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -43,7 +46,7 @@ def check_flags(function: Function) -> Function:
     flags = {
         p.name: sys.maxsize if p.kind is p.KEYWORD_ONLY else at
         for at, p in enumerate(inspect.signature(function).parameters.values())
-        if _is_flag(p.annotation)
+        if p.annotation in (bool, "bool")  # Annotations may be text.
     }
 
     @functools.wraps(function)
@@ -68,11 +71,6 @@ def check_names(given: Iterable[str], known: Iterable[str], of: str) -> None:
     unknown = {*given} - {*known}
     if unknown:
         raise ValueError(f"{min(unknown)!r} is no argument of {of}: leave it out")
-
-
-def _is_flag(annotation: object) -> bool:
-    """Return whether this is the type of truth values, also as text."""
-    return annotation is bool or annotation == "bool"
 
 
 def _is_truth_value(value: object) -> bool:
@@ -146,3 +144,34 @@ def explain_missing_cuda(what: str) -> Iterator[None]:
             f"{what} can't be put on a CUDA device, as PyTorch sees none ({error}): use 'cpu', or "
             "install a driver and a PyTorch with CUDA"
         ) from error
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn with the file and line of the innermost caller outside of these packages."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _package_of(frame.f_globals) in _SKIPPED:
+        frame = frame.f_back
+    names = frame.f_globals
+    warnings.warn_explicit(
+        text,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        names.get("__name__", "<string>"),
+        names.setdefault("__warningregistry__", {}),
+    )
+
+
+def _package_of(names: dict[str, object]) -> str:
+    """Return the package of a module's global names, ``"importlib"`` of its frozen parts too."""
+    return str(names.get("__name__", "")).removeprefix("_frozen_").partition(".")[0]
+
+
+def renamed(old: str, new: str) -> Callable[..., Any]:
+    """Make a method under an old name, which warns and calls the method ``new``."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        warn(f"{old} is now {new}; the old name works until version 0.3", DeprecationWarning)
+        return getattr(self, new)(*args, **kwargs)
+
+    return method

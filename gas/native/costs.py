@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gas.native.checks import cache_dir
+from gas.native.files import read_json, write_json
 
 MARGIN = 0.95  # PyTorch must take less than this share of our time: noise must not decide.
 
@@ -70,19 +69,14 @@ def _costs_path() -> Path:
 def _read_kernel_costs() -> Costs:
     """Read the measured seconds of our kernels and PyTorch's; an unreadable file has none."""
     try:
-        return json.loads(_costs_path().read_text())
+        return read_json(_costs_path())
     except (OSError, ValueError):
         return {}
 
 
 def save_costs(device: torch.device, costs: dict[str, dict[str, dict[str, float]]]) -> None:
     """Write the measured costs of a device to the cache, and use them from now on."""
-    file, every = _costs_path(), _read_kernel_costs()
-    every[_device_key(device)] = costs
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(every, indent=1))
-    os.replace(temporary, file)
+    write_json(_costs_path(), {**_read_kernel_costs(), _device_key(device): costs}, indent=1)
     _is_torch_faster.cache_clear()
 
 

@@ -43,7 +43,7 @@ class CustomOp:
     """
 
     def __init__(self, name: str, kernel: Callable[..., Any], public: str = "") -> None:
-        self._kernel = kernel
+        self._kernel, self.__name__ = kernel, kernel.__name__
         self._name = public or name
         self._op = torch.library.custom_op(name, kernel, mutates_args=())
         self._make_functions(None, self._refuse_backward)

@@ -1,16 +1,30 @@
-"""Sums of an activation over edges: the native kernel, and its pure-torch twin."""
+"""Sums of an activation over edges: the operator, its derivative, and its pure-torch twin."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gas.native import extension as native
-from gas.native.matrix import Matrix, native_matrix, native_transpose, run_typed, sum_type
+from gas.native.custom_op import custom_op
+from gas.native.matrix import (
+    NONE,
+    Matrix,
+    divide_by_degree,
+    empty_like,
+    native_matrix,
+    native_transpose,
+    run_typed,
+    sum_type,
+)
 
 
+@custom_op("gas::edge_conv", "gas.nn.edge_conv")
 def edge_conv(
-    m: Matrix,
+    matrix: Sequence[Tensor],
     target: Tensor,
     source: Tensor,
     activation: str,
@@ -21,9 +35,9 @@ def edge_conv(
     """Sum ``act(target[row] + source[col])`` over the entries of each row.
 
     Args:
-        m: The matrix.
-        target: Of shape ``[rows, width]``, contiguous.
-        source: Of shape ``[cols, width]``, contiguous.
+        matrix: The fields of a :class:`Matrix`.
+        target: Of shape ``[rows, width]``.
+        source: Of shape ``[cols, width]``.
         activation: ``"relu"``, ``"leaky_relu"``, ``"elu"``, ``"sigmoid"`` or ``"tanh"``.
         parameter: The slope below zero of ``"leaky_relu"``, alpha of ``"elu"``.
         mean: Divide by the number of entries.
@@ -33,25 +47,78 @@ def edge_conv(
         The sums, and those of the derivative, by which the gradient towards ``target`` is the one
         towards the sums; each of shape ``[rows, width]``.
     """
+    m, target, source = Matrix(*matrix), target.contiguous(), source.contiguous()
     if not native.has_kernels(target, source, m.col):
         return _edge_conv_torch(m, target, source, activation, parameter, mean)
-    out = torch.empty_like(target)
-    slope = torch.empty_like(target) if keep_state else target.new_empty(0)
+    made = _new_sums(m, target, source, activation, parameter, mean, keep_state)
     options = _native_edge_conv(activation, parameter, target.size(1), mean)
-    run_typed("edge_conv", target, native_matrix(m), options, target, source, out, slope)
-    return out, slope
+    run_typed("edge_conv", target, native_matrix(m), options, target, source, *made)
+    return made
 
 
+@edge_conv.register_fake
+def _new_sums(
+    matrix: Sequence[Tensor], target: Tensor, source: Tensor, *how: Any
+) -> tuple[Tensor, Tensor]:
+    (out,) = empty_like(target)
+    return out, torch.empty_like(out) if how[-1] else out.new_empty(0)
+
+
+@custom_op("gas::edge_conv_backward", "gas.nn.edge_conv")
 def edge_conv_backward(
-    m: Matrix, target: Tensor, source: Tensor, activation: str, parameter: float, grad: Tensor
+    matrix: Sequence[Tensor],
+    target: Tensor,
+    source: Tensor,
+    activation: str,
+    parameter: float,
+    grad: Tensor,
 ) -> Tensor:
     """Return the gradient of :func:`edge_conv` towards ``source``; ``grad``: its output's."""
+    m, target, source = Matrix(*matrix), target.contiguous(), source.contiguous()
+    grad = grad.contiguous()
     if not native.has_kernels(target, source, m.col):
         return _edge_conv_backward_torch(m, target, source, activation, parameter, grad)
     out = torch.empty_like(source)
     options = _native_edge_conv(activation, parameter, target.size(1), False)
     run_typed("edge_conv_backward", target, native_transpose(m), options, target, source, grad, out)
     return out
+
+
+@edge_conv_backward.register_fake
+def _(matrix: Sequence[Tensor], target: Tensor, source: Tensor, *_: Any) -> Tensor:
+    return empty_like(source)[0]
+
+
+@custom_op("gas::edge_conv_scale", "gas.nn.edge_conv")
+def _scale(grad: Tensor, slope: Tensor, target: Tensor, source: Tensor) -> Tensor:
+    # An operator of its own: the slope depends on target and source in a second derivative.
+    return grad * slope
+
+
+@_scale.register_fake
+def _(grad: Tensor, slope: Tensor, target: Tensor, source: Tensor) -> Tensor:
+    return torch.empty_like(slope)
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    matrix, target, source, ctx.activation, ctx.parameter, ctx.mean, _ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*matrix, target, source, output[1])
+
+
+def _grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    *parts, target, source, slope = ctx.saved_tensors
+    grad_target = grad_source = None
+    if ctx.needs_input_grad[1]:
+        is_bent = ctx.activation not in ("relu", "leaky_relu")
+        grad_target = _scale(grad, slope, target, source) if is_bent else grad * slope
+    if ctx.needs_input_grad[2]:
+        grad = divide_by_degree(Matrix(*parts), grad) if ctx.mean else grad
+        grad_source = edge_conv_backward(parts, target, source, ctx.activation, ctx.parameter, grad)
+    return NONE, grad_target, grad_source, None, None, None, None
+
+
+edge_conv.register_autograd(_grad, setup_context=_setup)
 
 
 def _native_edge_conv(activation: str, parameter: float, width: int, mean: bool) -> object:

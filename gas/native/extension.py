@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gas.native.warning import warn
+from gas.native.checks import warn
 
 # The interface of csrc/bindings/ that this package calls. CMake compiles it into the module.
 INTERFACE = 28

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,6 +95,20 @@ class Matrix(NamedTuple):
         return ptr2index(self.rowptr.long(), self.col.numel())
 
 
+NONE = [None] * len(Matrix._fields)  # The gradients of an operator towards its matrix.
+
+
+def empty_like(*tensors: Tensor) -> tuple[Any, ...]:
+    """Return new tensors of the shapes and types of others, contiguous and uninitialised."""
+    return tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in tensors)
+
+
+def divide_by_degree(m: Matrix, grad: Tensor) -> Tensor:
+    """Return the gradient towards the sums of each row of ``m`` whose means have ``grad``."""
+    degree = m.rowptr.diff().clamp(min=1).to(grad.dtype)
+    return grad / degree.view(-1, *[1] * (grad.dim() - 1))
+
+
 def run_typed(name: str, x: Tensor, *arguments: object) -> None:
     """Call a kernel for the type of ``x`` on its device."""
     native.run(f"{name}_{TYPES[x.dtype]}", x.device, *arguments)
@@ -125,6 +139,7 @@ def native_sparse(
     return native.C.Sparse(num_rows, col.numel(), *addresses)
 
 
+@custom_op("gas::transpose")
 def transpose(
     rowptr: Tensor, col: Tensor, num_cols: int, kept: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -143,6 +158,11 @@ def transpose(
     matrix = native_sparse(rowptr.numel() - 1, rowptr, col)
     native.run("transpose", col.device, matrix, num_cols, kept, *out)
     return out
+
+
+@transpose.register_fake
+def _(rowptr: Tensor, col: Tensor, num_cols: int, kept: int) -> tuple[Tensor, Tensor, Tensor]:
+    return rowptr.new_empty(num_cols + 1), torch.empty_like(col), torch.empty_like(col)
 
 
 def _transpose_torch(

@@ -67,8 +67,9 @@ def _operations(
     weight = torch.rand(col.numel(), device=device)
     for width in WIDTHS:
         x = torch.rand(num_nodes, width, device=device)
-        yield "sum", width, functools.partial(multiply, matrix, None, x)
-        yield "weighted sum", width, functools.partial(multiply, matrix, weight, x)
+        rest = x, None, None, False, False, None
+        yield "sum", width, functools.partial(multiply, matrix, None, *rest)
+        yield "weighted sum", width, functools.partial(multiply, matrix, weight, *rest)
 
 
 def _median(function: Callable[[], object], warm_up: int = 2, rounds: int = 9) -> float:

@@ -106,9 +106,15 @@ def gather_sparse_rows(x: Tensor, index: Tensor) -> Tensor:
     return sparse_csr(out, col.index_select(0, entry), value.index_select(0, entry), x.size(1))
 
 
-def first_sparse_rows(x: Tensor, num_rows: int) -> Tensor:
-    """Return ``x[:num_rows]``, which shares the memory of ``x``."""
+def first_sparse_rows(x: Tensor, num_rows: int, pointers: Tensor | None = None) -> Tensor:
+    """Return ``x[:num_rows]``, which shares the memory of ``x``.
+
+    Args:
+        x: A ``torch.sparse_csr`` matrix.
+        num_rows: The number of rows.
+        pointers: Its row pointers in host memory, from which reading doesn't wait for a device.
+            (default: those of ``x``)
+    """
     rowptr, col, value = csr_parts(x)
-    rowptr = rowptr[: num_rows + 1]
-    size = int(rowptr[-1])
-    return sparse_csr(rowptr, col[:size], value[:size], x.size(1))
+    size = int((rowptr if pointers is None else pointers)[num_rows])
+    return sparse_csr(rowptr[: num_rows + 1], col[:size], value[:size], x.size(1))

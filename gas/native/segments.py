@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,19 +122,10 @@ def _disk_error(number: int) -> OSError:
     return OSError(number, f"rows on disk can't be moved ({os.strerror(number)})")
 
 
-class _Move(Protocol):
-    """``os.preadv`` or ``os.pwritev``."""
-
-    def __call__(self, file: int, pieces: Any, offset: int, /) -> int: ...
-
-
 def _move_all(
-    call: _Move,
-    file: int,
-    pieces: list[np.ndarray],
-    offset: int,
+    call: Callable[[int, Any, int], int], file: int, pieces: list[np.ndarray], offset: int
 ) -> None:
-    """Read or write consecutive pieces of a file completely."""
+    """Read or write consecutive pieces of a file completely, by ``preadv`` or ``pwritev``."""
     pieces = [piece for piece in pieces if len(piece)]
     while pieces:
         done = call(file, pieces, offset)

@@ -1,40 +1,57 @@
-"""Sums, means and extremes over neighbours: the native kernels, and their pure-torch twins."""
+"""Sums, means and extremes over neighbours: operators, derivatives, and pure-torch twins."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gas.native import costs
 from gas.native import extension as native
-from gas.native.matrix import Matrix, native_matrix, native_transpose, run_typed, sum_type
+from gas.native.custom_op import custom_op
+from gas.native.matrix import (
+    NONE,
+    Matrix,
+    divide_by_degree,
+    native_matrix,
+    native_transpose,
+    run_typed,
+    sum_type,
+)
 from gas.native.rows import sparse_csr
 from gas.native.transfer import empty
 
 
+@custom_op("gas::multiply", "gas.nn.spmm")
 def multiply(
-    m: Matrix,
+    matrix: Sequence[Tensor],
     weight: Tensor | None,
     x: Tensor,
-    mean: bool = False,
-    transposed: bool = False,
-    num_rows: int | None = None,
-    other: Tensor | None = None,
-    place: Tensor | None = None,
+    other: Tensor | None,
+    place: Tensor | None,
+    mean: bool,
+    transposed: bool,
+    num_rows: int | None,
 ) -> Tensor:
     """Multiply ``A x`` or ``A^T x``: sum rows of ``x`` over the entries of each row.
 
     Args:
-        m: The matrix ``A``.
-        weight: Its entries' values, of shape ``[entries]``. (default: ones)
-        x: Of shape ``[cols, width]``, contiguous; ``[rows, width]`` if ``transposed``.
-        mean: Divide by the number of entries. (default: ``False``)
-        transposed: Multiply by the transpose. (default: ``False``)
-        num_rows: Of a product by the transpose, how many rows to compute. (default: all)
-        other: A table with the rows that follow those of ``x``, contiguous.
-        place: Their places in it, of shape ``[cols - rows of x]``, int64, contiguous.
-            (default: the order of the table)
+        matrix: The fields of a :class:`Matrix`, ``A``.
+        weight: Its entries' values, of shape ``[entries]``. (``None``: ones)
+        x: Of shape ``[cols, width]``; ``[rows, width]`` if ``transposed``.
+        other: A table with the rows that follow those of ``x``, such as a halo's, contiguous; no
+            gradient reaches it.
+        place: Their places in it, of shape ``[cols - rows of x]``, int64, contiguous. (``None``:
+            the order of the table)
+        mean: Divide by the number of entries.
+        transposed: Multiply by the transpose.
+        num_rows: Of a product by the transpose, how many rows to compute. (``None``: all)
     """
+    m = matrix if isinstance(matrix, Matrix) else Matrix(*matrix)
+    x = x.contiguous()
     if not native.has_kernels(x, weight, other, place, m.col):
         if other is not None:
             x = torch.cat([x, other if place is None else other[place]])
@@ -43,12 +60,49 @@ def multiply(
         return _multiply_sparse(m, weight, x)
     if num_rows is None:
         num_rows = m.num_cols if transposed else m.num_rows
-    matrix = native_transpose(m, num_rows) if transposed else native_matrix(m)
+    side = native_transpose(m, num_rows) if transposed else native_matrix(m)
     out = empty(num_rows, x.size(1), x)
     num_others = 0 if other is None else m.num_cols - x.size(0)
     rows = [x, x.size(0), other, place, num_others]
-    run_typed("multiply", x, matrix, weight, rows, x.size(1), mean, out)
+    run_typed("multiply", x, side, weight, rows, x.size(1), mean, out)
     return out
+
+
+@multiply.register_fake
+def _(matrix: Sequence[Tensor], weight: Tensor | None, x: Tensor, *how: Any) -> Tensor:
+    m, (*_, transposed, num_rows) = Matrix(*matrix), how
+    if num_rows is None:
+        num_rows = m.num_cols if transposed else m.num_rows
+    return x.new_empty(num_rows, x.size(1))
+
+
+def _multiply_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    matrix, weight, x, _, _, mean, transposed, num_rows = inputs
+    ctx.mean, ctx.transposed, ctx.num_rows = mean, transposed, x.size(0)
+    ctx.padding = 0 if num_rows is None else Matrix(*matrix).num_cols - num_rows
+    learns = weight is not None and weight.requires_grad
+    ctx.save_for_backward(*matrix, weight, x if learns else None)
+
+
+def _multiply_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    *parts, weight, x = ctx.saved_tensors
+    if ctx.padding:
+        grad = F.pad(grad, (0, 0, 0, ctx.padding))
+    m = Matrix(*parts)
+    grad = divide_by_degree(m, grad) if ctx.mean else grad
+    _, needs_weight, needs_x, *_ = ctx.needs_input_grad
+    grad_x = grad_weight = None
+    if needs_x:
+        back = not ctx.transposed
+        rows = ctx.num_rows if back else None
+        grad_x = multiply(m, weight, grad, None, None, False, back, rows)
+    if needs_weight:
+        pair = (x, grad) if ctx.transposed else (grad, x)
+        grad_weight = dot_rows(m, *pair)
+    return NONE, grad_weight, grad_x, None, None, None, None, None
+
+
+multiply.register_autograd(_multiply_grad, setup_context=_multiply_setup)
 
 
 def _multiply_sparse(m: Matrix, weight: Tensor | None, x: Tensor) -> Tensor:
@@ -73,8 +127,10 @@ def _multiply_torch(
     return out.to(x.dtype)
 
 
-def dot_rows(m: Matrix, a: Tensor, b: Tensor) -> Tensor:
-    """Return ``<a[row], b[col]>`` of every entry, of shape ``[entries]``."""
+@custom_op("gas::dot_rows", "gas.nn.spmm")
+def dot_rows(matrix: Sequence[Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """Return ``<a[row], b[col]>`` of every entry, the gradient of a product's weights."""
+    m, a, b = Matrix(*matrix), a.contiguous(), b.contiguous()
     if not native.has_kernels(a, b, m.col):
         left, right = a[m.row].to(sum_type(a)), b[m.col.long()].to(sum_type(a))
         return (left * right).sum(dim=1).to(a.dtype)
@@ -83,19 +139,78 @@ def dot_rows(m: Matrix, a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def extreme(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
+@dot_rows.register_fake
+def _(matrix: Sequence[Tensor], a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(Matrix(*matrix).col.numel())
+
+
+def _dot_rows_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    matrix, a, b = inputs
+    ctx.save_for_backward(*matrix, a, b)
+
+
+def _dot_rows_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    *parts, a, b = ctx.saved_tensors
+    grads = [
+        multiply(Matrix(*parts), grad.contiguous(), other, None, None, False, transposed, None)
+        if needed
+        else None
+        for needed, other, transposed in zip(
+            ctx.needs_input_grad[1:], (b, a), (False, True), strict=True
+        )
+    ]
+    return NONE, *grads
+
+
+dot_rows.register_autograd(_dot_rows_grad, setup_context=_dot_rows_setup)
+
+
+@custom_op("gas::extreme", "gas.nn.spmm")
+def extreme(
+    matrix: Sequence[Tensor], x: Tensor, own: Tensor | None, largest: bool
+) -> tuple[Tensor, Tensor]:
     """Return the largest or smallest element over the entries of each row, zero for none.
+
+    Args:
+        matrix: The fields of a :class:`Matrix`.
+        x: Of shape ``[cols, width]``.
+        own: The first rows of ``x``, if the gradient is towards these instead of ``x``.
+        largest: Whether to take the largest.
 
     Returns:
         Of shape ``[rows, width]`` each: the elements, and the entry that each came from, the first
         of equals, -1 for none, int32.
     """
+    m, x = Matrix(*matrix), x.contiguous()
     if not native.has_kernels(x, m.col):
         return _extreme_torch(m, x, largest)
     out = empty(m.num_rows, x.size(1), x)
     entry = torch.empty(out.shape, dtype=torch.int32, device=x.device)
     run_typed("extreme", x, native_matrix(m), largest, x, x.size(1), out, entry)
     return out, entry
+
+
+@extreme.register_fake
+def _(matrix: Sequence[Tensor], x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(Matrix(*matrix).num_rows, x.size(1))
+    return out, torch.empty_like(out, dtype=torch.int32)
+
+
+def _extreme_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    matrix, x, own, _ = inputs
+    ctx.num_rows = x.size(0) if own is None else own.size(0)
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*matrix, output[1])
+
+
+def _extreme_grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    *parts, entry = ctx.saved_tensors
+    grad_x = extreme_backward(parts, grad, entry, ctx.num_rows)
+    needs_own = ctx.needs_input_grad[2]
+    return NONE, None if needs_own else grad_x, grad_x if needs_own else None, None
+
+
+extreme.register_autograd(_extreme_grad, setup_context=_extreme_setup)
 
 
 def _extreme_torch(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
@@ -113,8 +228,12 @@ def _extreme_torch(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]
     return out, torch.where(entry == last, -1, entry).to(torch.int32)
 
 
-def extreme_backward(m: Matrix, grad: Tensor, entry: Tensor, num_rows: int) -> Tensor:
+@custom_op("gas::extreme_backward", "gas.nn.spmm")
+def extreme_backward(
+    matrix: Sequence[Tensor], grad: Tensor, entry: Tensor, num_rows: int
+) -> Tensor:
     """Return the gradient of :func:`extreme` for the first rows of ``x``: ``[num_rows, width]``."""
+    m, grad = Matrix(*matrix), grad.contiguous()
     if not native.has_kernels(grad, entry, m.col):
         out = grad.new_zeros(m.num_cols, grad.size(1), dtype=sum_type(grad))
         known = entry >= 0
@@ -122,6 +241,26 @@ def extreme_backward(m: Matrix, grad: Tensor, entry: Tensor, num_rows: int) -> T
         out.scatter_add_(0, to.clamp(min=0), torch.where(known, grad, 0).to(out.dtype))
         return out[:num_rows].to(grad.dtype)
     out = empty(num_rows, grad.size(1), grad)
-    matrix = native_transpose(m, num_rows)
-    run_typed("extreme_backward", grad, matrix, grad, entry, grad.size(1), out)
+    side = native_transpose(m, num_rows)
+    run_typed("extreme_backward", grad, side, grad, entry, grad.size(1), out)
     return out
+
+
+@extreme_backward.register_fake
+def _(matrix: Sequence[Tensor], grad: Tensor, entry: Tensor, num_rows: int) -> Tensor:
+    return grad.new_empty(num_rows, grad.size(1))
+
+
+def _extreme_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    matrix, _, entry, ctx.num_rows = inputs
+    ctx.save_for_backward(*matrix, entry)
+
+
+def _extreme_backward_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    *parts, entry = ctx.saved_tensors
+    col = F.pad(Matrix(*parts).col.long(), (0, 1), value=ctx.num_rows)  # Of no entry, -1: zeros.
+    row = col[entry.long()].clamp(max=ctx.num_rows)
+    return NONE, F.pad(grad, (0, 0, 0, 1)).gather(0, row), None, None
+
+
+extreme_backward.register_autograd(_extreme_backward_grad, setup_context=_extreme_backward_setup)

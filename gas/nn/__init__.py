@@ -1,14 +1,11 @@
 """Operators for graph neural networks, and PyG's convolutions on them."""
 
 from gas.graph import Adjacency
-from gas.nn.attention import GATConv, check_dropout, gat_attention
-from gas.nn.attention_v2 import GATv2Conv, gatv2_attention
+from gas.nn.attention import GATConv, GATv2Conv, check_dropout, gat_attention, gatv2_attention
 from gas.nn.conv import FusedConv, apply_rowwise
 from gas.nn.dropout import BATCH_NORMS, Dropout, dropout, relu_dropout
 from gas.nn.edge_conv import EdgeConv, edge_conv
-from gas.nn.explained import Masks, forget_masks, prepare_layers, show_embeddings
-from gas.nn.fuse import fuse
-from gas.nn.gcn import GCN2Conv, GCNConv, ProjectedConv
+from gas.nn.fuse import deep_copy, fuse, twin
 from gas.nn.hetero import relations, share_products
 from gas.nn.inexact import (
     BY_TIME,
@@ -20,8 +17,16 @@ from gas.nn.inexact import (
 from gas.nn.mixture import GMMConv, gaussian_mixture
 from gas.nn.sparse_features import LINEAR_LAYERS, Linear, has_hooks, linear
 from gas.nn.spmm import spmm
-from gas.nn.sum_convs import GINConv, GraphConv, SAGEConv, SimpleConv, SumConv
-from gas.nn.twin import deep_copy, twin
+from gas.nn.sum_convs import (
+    GCN2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    ProjectedConv,
+    SAGEConv,
+    SimpleConv,
+    SumConv,
+)
 from gas.nn.weights import Neighbours, check_weights
 
 __all__ = [
@@ -40,7 +45,6 @@ __all__ = [
     "GraphConv",
     "LINEAR_LAYERS",
     "Linear",
-    "Masks",
     "Neighbours",
     "ProjectedConv",
     "SAGEConv",
@@ -51,14 +55,12 @@ __all__ = [
     "deep_copy",
     "dropout",
     "edge_conv",
-    "forget_masks",
     "fuse",
     "gat_attention",
     "gatv2_attention",
     "gaussian_mixture",
     "has_hooks",
     "linear",
-    "prepare_layers",
     "check_dropout",
     "check_exact",
     "explain_failures",
@@ -67,7 +69,6 @@ __all__ = [
     "relations",
     "relu_dropout",
     "share_products",
-    "show_embeddings",
     "spmm",
     "twin",
 ]

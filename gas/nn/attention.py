@@ -1,8 +1,7 @@
-"""Fused graph attention: one pass over the edges, forward and backward."""
+"""Fused graph attention, GAT and GATv2; nothing of the size of the edges is stored."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,113 +9,10 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 
 from gas.graph import Adjacency
-from gas.native import Dropout, Matrix, custom_op, learns
 from gas.native import attention as kernels
-from gas.nn.conv import FusedConv, apply_rowwise, is_leading_view, to_tensors
-from gas.nn.half import HALF, compute_dtype, message_dtype
-from gas.nn.spmm import NONE, check_features, check_tensors
-
-
-@custom_op("gas::gat_attention", "gas.nn.gat_attention")
-def _attention(
-    matrix: Sequence[Tensor],
-    x: Tensor,
-    source: Tensor,
-    target: Tensor,
-    slope: float,
-    p: float,
-    seed: Tensor,
-    keep_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    tensors = x.contiguous(), source.contiguous(), target.contiguous()
-    return kernels.attention(Matrix(*matrix), *tensors, slope, Dropout(p, int(seed)), keep_state)
-
-
-@_attention.register_fake
-def _(
-    matrix: Sequence[Tensor],
-    x: Tensor,
-    source: Tensor,
-    target: Tensor,
-    slope: float,
-    p: float,
-    seed: Tensor,
-    keep_state: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    out = x.new_empty(Matrix(*matrix).num_rows, x.size(1), x.size(2))
-    maximum, total, weight = (torch.empty_like(target) for _ in range(3))
-    positive = torch.empty_like(out) if keep_state else out.new_empty(0)
-    return out, maximum, total, weight, positive
-
-
-@custom_op("gas::gat_attention_backward", "gas.nn.gat_attention")
-def _attention_backward(
-    matrix: Sequence[Tensor],
-    x: Tensor,
-    source: Tensor,
-    target: Tensor,
-    slope: float,
-    p: float,
-    seed: Tensor,
-    out: Tensor,
-    maximum: Tensor,
-    total: Tensor,
-    weight: Tensor,
-    positive: Tensor,
-    grad: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return kernels.attention_backward(
-        Matrix(*matrix),
-        x.contiguous(),
-        source.contiguous(),
-        target.contiguous(),
-        slope,
-        Dropout(p, int(seed)),
-        out,
-        (maximum, total, weight, positive),
-        grad.contiguous(),
-    )
-
-
-@_attention_backward.register_fake
-def _(
-    matrix: Sequence[Tensor],
-    x: Tensor,
-    source: Tensor,
-    target: Tensor,
-    slope: float,
-    p: float,
-    seed: Tensor,
-    out: Tensor,
-    maximum: Tensor,
-    total: Tensor,
-    weight: Tensor,
-    positive: Tensor,
-    grad: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.empty_like(x, memory_format=torch.contiguous_format),
-        torch.empty_like(source, memory_format=torch.contiguous_format),
-        torch.empty_like(target, memory_format=torch.contiguous_format),
-    )
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    matrix, x, source, target, slope, p, seed, _ = inputs
-    ctx.slope, ctx.p = slope, p
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(*matrix, x, source, target, seed, *output)
-
-
-def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    *matrix, x, source, target, seed, out, maximum, total, weight, positive = ctx.saved_tensors
-    state = out, maximum, total, weight, positive
-    tensors = x, source, target
-    grads = _attention_backward(matrix, *tensors, ctx.slope, ctx.p, seed, *state, grad)
-    return NONE, *grads, None, None, None, None
-
-
-_attention.register_autograd(_backward, setup_context=_setup)
+from gas.native import learns
+from gas.nn.conv import FusedConv, apply_rowwise, is_leading_view
+from gas.nn.spmm import HALF, check_features, check_tensors, compute_dtype, message_dtype
 
 
 def gat_attention(
@@ -175,8 +71,67 @@ def gat_attention(
     seed = draw_seed(p, x.device)
     keep_state = learns(x, source, target)
     source, target = source.to(compute_dtype(kind)), target.to(compute_dtype(kind))
-    out = _attention(adj.matrix, x, source, target, negative_slope, p, seed, keep_state)[0]
-    return out.to(kind)
+    how = negative_slope, p, seed, keep_state
+    return kernels.attention(adj.matrix, x, source, target, *how)[0].to(kind)
+
+
+def gatv2_attention(
+    adj: Adjacency,
+    source: Tensor,
+    target: Tensor,
+    att: Tensor,
+    negative_slope: float = 0.2,
+    dropout: float = 0.0,
+    training: bool = True,
+) -> Tensor:
+    """Aggregate neighbours by GATv2's attention, whose ranking depends on the target node.
+
+    ``out[i, h] = sum of softmax_j(<att[h], leaky_relu(source[j, h] + target[i, h])>) * source[j,
+    h]`` over the edges ``j -> i``, zero where there are none. Nothing of the size of the edges is
+    stored: the backward pass computes scores again, and draws dropout's random numbers again.
+    Deterministic.
+
+    Source: Brody et al., *How Attentive are Graph Attention Networks?*, ICLR 2022; the way of
+    computing it, Zhang et al., *Understanding GNN Computational Graph*, MLSys 2022.
+
+    Args:
+        adj: The edges, of shape ``[rows, cols]``; values are ignored.
+        source: Features of the sources, of shape ``[cols, heads, width]``, float32, float64, or
+            bfloat16 or float16, which are added up in float32.
+        target: Features of the destinations, of shape ``[rows, heads, width]``, of the same type.
+        att: The attention vectors, of shape ``[heads, width]``.
+        negative_slope: Of the leaky ReLU below zero. (default: ``0.2``)
+        dropout: Probability of dropping an attention weight, in ``[0, 1)``; ``torch.manual_seed``
+            makes it repeatable on every device. (default: ``0.0``)
+        training: Whether to drop at all. (default: ``True``)
+
+    Returns:
+        Of shape ``[rows, heads, width]`` and the type of ``source``; of float16, the type of a
+        message, which is that of ``att`` if that is wider.
+
+    Raises:
+        ValueError: If shapes, types or numbers don't fit, naming the argument.
+        RuntimeError: See :func:`gas.nn.gat_attention`.
+    """
+    check_features(adj, source, 3, "source")
+    check_tensors(adj, target=target, att=att)
+    shape = (adj.size(0), *source.shape[1:])
+    if target.shape != shape or target.dtype != source.dtype:
+        raise ValueError(
+            f"'target' is {target.dtype} of shape {list(target.shape)}, expected {source.dtype} of "
+            f"shape {list(shape)}: a row for each row of 'adj'"
+        )
+    if att.shape != shape[1:]:
+        raise ValueError(f"'att' has shape {list(att.shape)}, expected {list(shape[1:])}")
+    check_dropout(dropout)
+    kind = message_dtype(source, att)
+    if source.dtype == HALF:
+        source, target = source.to(compute_dtype(kind)), target.to(compute_dtype(kind))
+    att = att.to(compute_dtype(kind))
+    p = dropout if training else 0.0
+    seed = draw_seed(p, source.device)
+    how = negative_slope, p, seed
+    return kernels.attention_v2(adj.matrix, source, target, att, *how)[0].to(kind)
 
 
 def check_dropout(dropout: float) -> None:
@@ -209,10 +164,40 @@ def draw_seed(p: float, device: torch.device) -> Tensor:
     return torch.randint(2**63 - 1, (), device="cpu")
 
 
-class GATConv(FusedConv, pyg.GATConv):
-    """:class:`torch_geometric.nn.GATConv`, without anything of the size of the edges."""
+class _AttentionConv(FusedConv):
+    """A convolution that weighs neighbours by attention."""
 
     takes_sparse = True
+    edge_dim: Any
+    dropout: float
+    concat: bool
+    res: Any
+    bias: Any
+
+    def _reason_pyg(self, adj: Any, edge_attr: Any, return_attention_weights: Any) -> str:
+        """Return the reason why attention can't be fused; "" if it can."""
+        if not isinstance(adj, Adjacency):
+            return f"the adjacency is a {type(adj).__name__}"
+        if self.edge_dim is not None or edge_attr is not None:
+            return "edge features"
+        if return_attention_weights is not None:
+            return "'return_attention_weights' is given"
+        if self.dropout >= 1:
+            return "'dropout' is 1"
+        if self._reduce != "sum":
+            return f"aggr={self.aggr!r} is not sum"
+        return self._reason_not_fused({})
+
+    def _combine_heads(self, out: Tensor, own: Any) -> Tensor:
+        """Return the layer's output from that of each head, of shape ``[rows, heads, width]``."""
+        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        if self.res is not None:
+            out = out + self.res(own)
+        return out if self.bias is None else out + self.bias
+
+
+class GATConv(_AttentionConv, pyg.GATConv):
+    """:class:`torch_geometric.nn.GATConv`, without anything of the size of the edges."""
 
     def forward(
         self,
@@ -223,15 +208,12 @@ class GATConv(FusedConv, pyg.GATConv):
         return_attention_weights: bool | None = None,
     ) -> Any:
         """See PyG."""
-        reason = self._reason(edge_index, edge_attr, return_attention_weights)
+        reason = self._reason_pyg(edge_index, edge_attr, return_attention_weights)
+        if not reason and self.negative_slope < 0:
+            reason = "'negative_slope' is below zero"
         if reason:
-            if isinstance(edge_index, Adjacency):
-                edge_index, _ = edge_index.to_edge_index()
-            out = super().forward(
-                to_tensors(x), edge_index, edge_attr, size, return_attention_weights
-            )
-            self.path = f"pyg: {reason}"
-            return out
+            rest = edge_attr, size, return_attention_weights
+            return self._run_pyg(reason, x, edge_index, *rest)
         self.path = "fused"
         heads, width = self.heads, self.out_channels
         own = x if isinstance(x, Tensor) else x[1]
@@ -245,37 +227,33 @@ class GATConv(FusedConv, pyg.GATConv):
             lin = self.lin if self.lin is not None else self.lin_dst
             target = lin(own).view(-1, heads, width)
         adj = edge_index.with_self_loops() if self.add_self_loops else edge_index
-        out = gat_attention(
-            adj,
-            source,
-            (source * self.att_src).sum(dim=-1),
-            (target * self.att_dst).sum(dim=-1),
-            self.negative_slope,
-            self.dropout,
-            self.training,
-        )
-        out = out.flatten(1) if self.concat else out.mean(dim=1)
-        if self.res is not None:
-            out = out + self.res(own)
-        return out if self.bias is None else out + self.bias
-
-    def _reason(self, adj: Any, edge_attr: Any, return_attention_weights: Any) -> str:
-        reason = reason_attention_not_fused(self, adj, edge_attr, return_attention_weights)
-        return reason or ("'negative_slope' is below zero" if self.negative_slope < 0 else "")
+        by_source = (source * self.att_src).sum(dim=-1)
+        by_target = (target * self.att_dst).sum(dim=-1)
+        how = self.negative_slope, self.dropout, self.training
+        return self._combine_heads(gat_attention(adj, source, by_source, by_target, *how), own)
 
 
-def reason_attention_not_fused(
-    conv: Any, adj: Any, edge_attr: Any, return_attention_weights: Any
-) -> str:
-    """Return the reason why attention can't be fused; "" if it can."""
-    if not isinstance(adj, Adjacency):
-        return f"the adjacency is a {type(adj).__name__}"
-    if conv.edge_dim is not None or edge_attr is not None:
-        return "edge features"
-    if return_attention_weights is not None:
-        return "'return_attention_weights' is given"
-    if conv.dropout >= 1:
-        return "'dropout' is 1"
-    if conv._reduce != "sum":
-        return f"aggr={conv.aggr!r} is not sum"
-    return conv._reason_not_fused({})
+class GATv2Conv(_AttentionConv, pyg.GATv2Conv):
+    """:class:`torch_geometric.nn.GATv2Conv`, without anything of the size of the edges."""
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """See PyG."""
+        reason = self._reason_pyg(edge_index, edge_attr, return_attention_weights)
+        if reason:
+            return self._run_pyg(reason, x, edge_index, edge_attr, return_attention_weights)
+        self.path = "fused"
+        whole, own = (x, x) if isinstance(x, Tensor) else x
+        source = apply_rowwise(self.lin_l, whole).view(-1, self.heads, self.out_channels)
+        if self.lin_l is self.lin_r and (own is whole or is_leading_view(whole, own)):
+            target = source[: own.size(0)]  # They are transformed already.
+        else:
+            target = self.lin_r(own).view(-1, self.heads, self.out_channels)
+        adj = edge_index.with_self_loops() if self.add_self_loops else edge_index
+        how = self.negative_slope, self.dropout, self.training
+        return self._combine_heads(gatv2_attention(adj, source, target, self.att[0], *how), own)

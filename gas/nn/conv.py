@@ -119,6 +119,14 @@ class FusedConv:
         """Aggregate over ``adj``."""
         raise NotImplementedError
 
+    def _run_pyg(self, reason: str, x: Any, edges: Any, *args: Any) -> Any:
+        """Run PyG's ``forward`` for a reason, on an ``edge_index`` in place of an adjacency."""
+        if isinstance(edges, Adjacency):
+            edges, _ = edges.to_edge_index()
+        out = super().forward(to_tensors(x), edges, *args)  # type: ignore[misc]
+        self.path = f"pyg: {reason}"
+        return out
+
     def _reason_not_fused(self, kwargs: dict[str, Any]) -> str:
         """Return the reason why the aggregation can't be fused; "" if it can."""
         if not self._extends_pyg:

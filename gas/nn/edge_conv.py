@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,12 +10,11 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 
 from gas.graph import Adjacency
-from gas.native import Matrix, custom_op, learns
 from gas.native import edge_conv as kernels
+from gas.native import learns
 from gas.nn.conv import FusedConv, apply_rowwise
-from gas.nn.half import HALF
 from gas.nn.sparse_features import LINEAR_LAYERS
-from gas.nn.spmm import NONE, REDUCES, check_features, check_tensors, spmm
+from gas.nn.spmm import HALF, REDUCES, check_features, check_tensors, spmm
 
 # The kernel's name and the parameter's attribute by class.
 ACTIVATIONS: dict[type[torch.nn.Module], tuple[str, str]] = {
@@ -26,93 +24,6 @@ ACTIVATIONS: dict[type[torch.nn.Module], tuple[str, str]] = {
     torch.nn.Sigmoid: ("sigmoid", ""),
     torch.nn.Tanh: ("tanh", ""),
 }
-
-
-@custom_op("gas::edge_conv", "gas.nn.edge_conv")
-def _sums(
-    matrix: Sequence[Tensor],
-    target: Tensor,
-    source: Tensor,
-    activation: str,
-    parameter: float,
-    mean: bool,
-    keep_state: bool,
-) -> tuple[Tensor, Tensor]:
-    tensors = target.contiguous(), source.contiguous()
-    return kernels.edge_conv(Matrix(*matrix), *tensors, activation, parameter, mean, keep_state)
-
-
-@_sums.register_fake
-def _(
-    matrix: Sequence[Tensor],
-    target: Tensor,
-    source: Tensor,
-    activation: str,
-    parameter: float,
-    mean: bool,
-    keep_state: bool,
-) -> tuple[Tensor, Tensor]:
-    out = torch.empty_like(target, memory_format=torch.contiguous_format)
-    return out, torch.empty_like(out) if keep_state else out.new_empty(0)
-
-
-@custom_op("gas::edge_conv_backward", "gas.nn.edge_conv")
-def _sums_backward(
-    matrix: Sequence[Tensor],
-    target: Tensor,
-    source: Tensor,
-    activation: str,
-    parameter: float,
-    grad: Tensor,
-) -> Tensor:
-    """Return the gradient of an ``EdgeConv``'s sums towards ``source``."""
-    tensors = target.contiguous(), source.contiguous(), activation, parameter, grad.contiguous()
-    return kernels.edge_conv_backward(Matrix(*matrix), *tensors)
-
-
-@_sums_backward.register_fake
-def _(
-    matrix: Sequence[Tensor],
-    target: Tensor,
-    source: Tensor,
-    activation: str,
-    parameter: float,
-    grad: Tensor,
-) -> Tensor:
-    return torch.empty_like(source, memory_format=torch.contiguous_format)
-
-
-@custom_op("gas::edge_conv_scale", "gas.nn.edge_conv")
-def _scale(grad: Tensor, slope: Tensor, target: Tensor, source: Tensor) -> Tensor:
-    # An operator of its own: the slope depends on target and source in a second derivative.
-    return grad * slope
-
-
-@_scale.register_fake
-def _(grad: Tensor, slope: Tensor, target: Tensor, source: Tensor) -> Tensor:
-    return torch.empty_like(slope)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    matrix, target, source, ctx.activation, ctx.parameter, ctx.mean, _ = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(*matrix, target, source, output[1])
-
-
-def _grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    *parts, target, source, slope = ctx.saved_tensors
-    grad_target = grad_source = None
-    if ctx.needs_input_grad[1]:
-        is_bent = ctx.activation not in ("relu", "leaky_relu")
-        grad_target = _scale(grad, slope, target, source) if is_bent else grad * slope
-    if ctx.needs_input_grad[2]:
-        if ctx.mean:
-            grad = grad / Matrix(*parts).rowptr.diff().clamp(min=1).to(grad.dtype)[:, None]
-        grad_source = _sums_backward(parts, target, source, ctx.activation, ctx.parameter, grad)
-    return NONE, grad_target, grad_source, None, None, None, None
-
-
-_sums.register_autograd(_grad, setup_context=_setup)
 
 
 def kernel_activation(module: torch.nn.Module | None, reduce: str) -> tuple[str, float]:
@@ -188,7 +99,7 @@ def edge_conv(
     if reduce in ("sum", "mean") and name != "identity":
         keep_state = learns(target)
         mean = reduce == "mean"
-        return _sums(adj.matrix, target, source, name, parameter, mean, keep_state)[0]
+        return kernels.edge_conv(adj.matrix, target, source, name, parameter, mean, keep_state)[0]
     out = spmm(adj.remove_values(), source, reduce=reduce)
     if reduce == "sum":
         return out + adj.degree().to(target.dtype)[:, None] * target

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gas.graph import Adjacency, EdgeType, edge_type_name, layout_of, sort_by_row
 from gas.native import Matrix, check_range, empty, is_transformed
-from gas.nn.half import HALF
-from gas.nn.spmm import check_features, multiply, spmm
+from gas.native import sparse as kernels
+from gas.nn.spmm import HALF, check_features, spmm
 
 
 def relations(
@@ -135,7 +135,7 @@ class _Multiply(torch.autograd.Function):
         ctx: Any, x: Tensor, matrix: Matrix, sizes: list[int], mean: bool
     ) -> tuple[Tensor, ...]:
         ctx.matrix, ctx.sizes, ctx.mean, ctx.num_rows = matrix, sizes, mean, x.size(0)
-        out = multiply(matrix, None, x, None, None, mean, False, None)
+        out = kernels.multiply(matrix, None, x, None, None, mean, False, None)
         return torch.unsafe_split_with_sizes(out, sizes)
 
     @staticmethod
@@ -152,5 +152,5 @@ class _Multiply(torch.autograd.Function):
                 torch.div(g, b, out=out)
             if not ctx.mean:
                 torch.cat(grads, out=grad)
-        back = multiply(ctx.matrix, None, grad, None, None, False, True, ctx.num_rows)
+        back = kernels.multiply(ctx.matrix, None, grad, None, None, False, True, ctx.num_rows)
         return back, None, None, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch_geometric.nn as pyg
@@ -10,151 +9,9 @@ from torch import Tensor
 
 from gas.graph import Adjacency
 from gas.history import Rows
-from gas.native import Matrix, Mixture, custom_op
 from gas.native import mixture as kernels
 from gas.nn.conv import FusedConv, apply_rowwise, to_tensors
-from gas.nn.half import HALF, compute_dtype, message_dtype
-from gas.nn.spmm import NONE, check_features, check_tensors
-
-
-def _make_mixture(*tensors: Tensor) -> Mixture:
-    """Make a mixture of contiguous tensors."""
-    return Mixture(*(tensor.contiguous() for tensor in tensors))
-
-
-@custom_op("gas::mixture_spread", "gas.nn.gaussian_mixture")
-def _spread(
-    matrix: Sequence[Tensor],
-    x: Tensor,
-    pseudo: Tensor,
-    mu: Tensor,
-    sigma: Tensor,
-    mean: bool,
-    transposed: bool,
-) -> Tensor:
-    mixture = _make_mixture(pseudo, mu, sigma)
-    return kernels.spread(Matrix(*matrix), mixture, x.contiguous(), mean, transposed)
-
-
-@_spread.register_fake
-def _(
-    matrix: Sequence[Tensor],
-    x: Tensor,
-    pseudo: Tensor,
-    mu: Tensor,
-    sigma: Tensor,
-    mean: bool,
-    transposed: bool,
-) -> Tensor:
-    m = Matrix(*matrix)
-    return x.new_empty(m.num_cols if transposed else m.num_rows, mu.size(0), x.size(1))
-
-
-@custom_op("gas::mixture_collapse", "gas.nn.gaussian_mixture")
-def _collapse(
-    matrix: Sequence[Tensor],
-    x: Tensor,
-    pseudo: Tensor,
-    mu: Tensor,
-    sigma: Tensor,
-    mean: bool,
-    transposed: bool,
-) -> Tensor:
-    mixture = _make_mixture(pseudo, mu, sigma)
-    return kernels.collapse(Matrix(*matrix), mixture, x.contiguous(), mean, transposed)
-
-
-@_collapse.register_fake
-def _(
-    matrix: Sequence[Tensor],
-    x: Tensor,
-    pseudo: Tensor,
-    mu: Tensor,
-    sigma: Tensor,
-    mean: bool,
-    transposed: bool,
-) -> Tensor:
-    m = Matrix(*matrix)
-    return x.new_empty(m.num_cols if transposed else m.num_rows, x.size(2))
-
-
-@custom_op("gas::mixture_backward", "gas.nn.gaussian_mixture")
-def _backward(
-    matrix: Sequence[Tensor],
-    own: Tensor,
-    other: Tensor,
-    pseudo: Tensor,
-    mu: Tensor,
-    sigma: Tensor,
-    keep_out: bool,
-    keep_pseudo: bool,
-    transposed: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    mixture = _make_mixture(pseudo, mu, sigma)
-    sides = own.contiguous(), other.contiguous()
-    return kernels.backward(Matrix(*matrix), mixture, *sides, keep_out, keep_pseudo, transposed)
-
-
-@_backward.register_fake
-def _(
-    matrix: Sequence[Tensor],
-    own: Tensor,
-    other: Tensor,
-    pseudo: Tensor,
-    mu: Tensor,
-    sigma: Tensor,
-    keep_out: bool,
-    keep_pseudo: bool,
-    transposed: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return (
-        own.new_empty(own.shape if keep_out else 0),
-        pseudo.new_empty(pseudo.shape if keep_pseudo else 0),
-        mu.new_empty(mu.shape),
-        sigma.new_empty(sigma.shape),
-    )
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    matrix, x, pseudo, mu, sigma, ctx.mean, ctx.transposed = inputs
-    ctx.save_for_backward(*matrix, x, pseudo, mu, sigma)
-
-
-def _divide_by_degree(ctx: Any, parts: Sequence[Tensor], grad: Tensor) -> Tensor:
-    if not ctx.mean:
-        return grad
-    count = Matrix(*parts).rowptr.diff().clamp(min=1).to(grad.dtype)
-    return grad / count.view(-1, *[1] * (grad.dim() - 1))
-
-
-def _spread_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    *parts, x, pseudo, mu, sigma = ctx.saved_tensors
-    grad = _divide_by_degree(ctx, parts, grad)
-    grads: list[Tensor | None] = [None] * 4
-    needed = ctx.needs_input_grad[1:5]
-    if needed[0]:
-        grads[0] = _collapse(parts, grad, pseudo, mu, sigma, False, not ctx.transposed)
-    if any(needed[1:]):
-        keep = False, needed[1], ctx.transposed
-        _, *grads[1:] = _backward(parts, grad, x, pseudo, mu, sigma, *keep)
-    return NONE, *(g if n else None for g, n in zip(grads, needed, strict=True)), None, None
-
-
-def _collapse_grad(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    *parts, x, pseudo, mu, sigma = ctx.saved_tensors
-    grad = _divide_by_degree(ctx, parts, grad)
-    grads: Sequence[Tensor | None] = [None] * 4
-    needed = ctx.needs_input_grad[1:5]
-    if any(needed[1:]):
-        keep = needed[0], needed[1], not ctx.transposed
-        grads = _backward(parts, x, grad, pseudo, mu, sigma, *keep)
-    elif needed[0]:
-        grads = _spread(parts, grad, pseudo, mu, sigma, False, not ctx.transposed), *grads[1:]
-    return NONE, *(g if n else None for g, n in zip(grads, needed, strict=True)), None, None
-
-
-_spread.register_autograd(_spread_grad, setup_context=_setup)
-_collapse.register_autograd(_collapse_grad, setup_context=_setup)
+from gas.nn.spmm import HALF, check_features, check_tensors, compute_dtype, message_dtype
 
 
 def gaussian_mixture(
@@ -201,8 +58,8 @@ def gaussian_mixture(
     check_features(adj, x, 2 if isinstance(x, Tensor) and x.dim() == 2 else 3)
     check_tensors(adj, pseudo=pseudo, mu=mu, sigma=sigma)
     if mu.dim() != 2 or (x.dim() == 3 and mu.size(0) != x.size(1)):
-        kernels = x.size(1) if x.dim() == 3 else "kernels"
-        raise ValueError(f"'mu' has shape {list(mu.shape)}, expected [{kernels}, dims]")
+        number = x.size(1) if x.dim() == 3 else "kernels"
+        raise ValueError(f"'mu' has shape {list(mu.shape)}, expected [{number}, dims]")
     if sigma.shape != mu.shape:
         raise ValueError(f"'sigma' has shape {list(sigma.shape)}, expected {list(mu.shape)}")
     if pseudo.shape != (adj.num_entries, mu.size(1)):
@@ -217,7 +74,7 @@ def gaussian_mixture(
         mu.to(compute_dtype(kind)),
         sigma.to(compute_dtype(kind)),
     )
-    operator = _spread if x.dim() == 2 else _collapse
+    operator = kernels.spread if x.dim() == 2 else kernels.collapse
     return operator(adj.matrix, x, *mixture, reduce == "mean", False).to(kind)
 
 
@@ -245,9 +102,7 @@ class GMMConv(FusedConv, pyg.GMMConv):
             pseudo = edge_index.value[:, None]
         reason = self._reason_not_fused({})
         if reason:
-            out = super().forward(to_tensors(x), edge_index.to_edge_index()[0], pseudo, size)
-            self.path = f"pyg: {reason}"
-            return out
+            return self._run_pyg(reason, x, edge_index, pseudo, size)
         self.path = "fused"
         source, own = (x, x) if isinstance(x, Tensor) else x
         mixture = pseudo, self.mu, self.sigma, self._reduce

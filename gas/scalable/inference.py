@@ -63,8 +63,8 @@ def sweep_layers(
         for batch in loader:
             key = tuple(batch.offset.tolist())
             state = states.setdefault(key, {})
-            if may_end:  # The state of a layer that ends early must not change.
-                state = _clone_state(state)
+            if may_end:  # The state of a layer that ends early must not change, nor its tensors.
+                state = tree_map(lambda v: v.clone() if type(v) is Tensor else v, state)
             batch = to_device(batch, device)
             x = batch.features()
             if layer > 0:
@@ -100,11 +100,6 @@ def sweep_forwards(
         with contextlib.suppress(StopForward), context(batch):
             out = run_call(call)[: batch.batch_size]
         yield batch, out
-
-
-def _clone_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Copy a state: its dictionaries, lists, tuples and tensors."""
-    return tree_map(lambda value: value.clone() if type(value) is Tensor else value, state)
 
 
 class _CompleteLoader:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gas.graph.entries import (
+from gas.graph.links import (
     entry_rows,
     find_changed_rows,
     find_entries,

@@ -10,10 +10,9 @@ from torch import nn
 from torch_geometric.nn import HANConv, HeteroConv, SAGEConv
 
 import gas
-from gas.scalable.hetero.layers import Visitor, visit_layers
+from gas.scalable.hetero.layers import HANConv as OurHANConv
+from gas.scalable.hetero.layers import Visitor, mean_rows, visit_layers
 from gas.scalable.hetero.plan import add_ids, collect_inputs
-from gas.scalable.hetero.semantic import HANConv as OurHANConv
-from gas.scalable.hetero.semantic import mean_rows
 
 
 class Attended(nn.Module):

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GIN, MLP, GINConv, GraphConv, GraphSAGE
 
 import gas
-from gas.loader import precomputed
+from gas.loader import cache
 from gas.nn import spmm
 
 N, F, C = 60, 7, 3
@@ -210,11 +210,11 @@ def test_loaders_like_it_share_them(graph: Data) -> None:
 
 
 def test_little_memory_means_none(graph: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precomputed, "free_memory", lambda: 4 * graph.x.nbytes - 1)
+    monkeypatch.setattr(cache, "free_memory", lambda: 4 * graph.x.nbytes - 1)
     loader = gas.SubgraphLoader(graph, log=False)
     _, out = first_layer(loader)
     assert loader.feature_sums.tensors() == []
-    monkeypatch.setattr(precomputed, "free_memory", lambda: 4 * graph.x.nbytes)
+    monkeypatch.setattr(cache, "free_memory", lambda: 4 * graph.x.nbytes)
     loader = gas.SubgraphLoader(graph, log=False)
     torch.testing.assert_close(first_layer(loader)[1], out)
     assert len(loader.feature_sums.tensors()) == 1

@@ -60,8 +60,8 @@ def test_rows_are_as_large_as_the_table_says():
     tables = {"gather_rows": [], "scatter_rows": [], "multiply": []}
 
     def timer(call):
-        table = call.args[-1] if call.func.__name__ == "multiply" else call.args[0]
-        tables[call.func.__name__].append(table)
+        name = call.func.__name__
+        tables[name].append(call.args[2 if name == "multiply" else 0])
         return 1.0
 
     measure_costs.measure(CPU, num_bytes=1 << 14, timer=timer)
@@ -157,11 +157,12 @@ def test_which_sums_ask(monkeypatch):
     monkeypatch.setattr(sparse, "native_matrix", lambda m: None)
     monkeypatch.setattr(sparse, "native_transpose", lambda m, rows: None)
     x = torch.randn(6, 3)
-    assert sparse.multiply(m, None, x) == sparse.multiply(m, torch.ones(40), x) == "sparse"
+    for weight in (None, torch.ones(40)):
+        assert sparse.multiply(m, weight, x, None, None, False, False, None) == "sparse"
     assert asked == [True, False]
-    sparse.multiply(m, None, x, mean=True)
-    sparse.multiply(m, None, x, transposed=True)
-    sparse.multiply(m, None, x[:2], other=x)
+    sparse.multiply(m, None, x, None, None, True, False, None)
+    sparse.multiply(m, None, x, None, None, False, True, None)
+    sparse.multiply(m, None, x[:2], x, None, False, False, None)
     assert len(asked) == 2
 
 
@@ -177,7 +178,8 @@ def test_both_ways_on_a_device(monkeypatch):
         table = x.clone()
         moves.scatter_rows(table, index, moves.gather_rows(x, index) + 1)
         with torch.autocast("cuda", torch.float16):
-            found[way] = table, *(sparse.multiply(m, w, x) for w in (None, weight))
+            how = x, None, None, False, False, None
+            found[way] = table, *(sparse.multiply(m, w, *how) for w in (None, weight))
     for mine, other in zip(*found.values(), strict=True):
         assert mine.dtype == other.dtype == torch.float32
         assert torch.allclose(mine, other, atol=1e-4)

@@ -192,11 +192,11 @@ def test_the_cheaper_order():
     """Halo rows are spared the dense product; narrow outputs are aggregated narrow."""
     adj = make_adjacency(50, 5000, 1000)
     wide, narrow = torch.randn(5000, 64), torch.randn(5000, 4)
-    assert nn.gcn.should_aggregate_first(adj, wide, 64)
-    assert nn.gcn.should_aggregate_first(adj, narrow, 64)
+    assert nn.sum_convs.should_aggregate_first(adj, wide, 64)
+    assert nn.sum_convs.should_aggregate_first(adj, narrow, 64)
     for entries in (5000, 100):  # Without a halo, the dense products cost the same.
         square = make_adjacency(50, 50, entries)
-        assert not nn.gcn.should_aggregate_first(square, torch.randn(50, 512), 4)
+        assert not nn.sum_convs.should_aggregate_first(square, torch.randn(50, 512), 4)
     for x, conv in ((wide, nn.GCNConv(64, 64, normalize=False)),):
         out = conv(x, adj)
         expected = conv.lin(nn.spmm(adj, x)) + conv.bias
@@ -204,16 +204,18 @@ def test_the_cheaper_order():
         assert torch.allclose(out, nn.spmm(adj, conv.lin(x)) + conv.bias, atol=1e-4)
     # A layer that transforms first walks the transpose, even if only the weights learn.
     graph, x = make_adjacency(300, 300, 1500), torch.randn(300, 16)
-    assert nn.gcn.should_aggregate_first(graph, x, 8)
-    assert not nn.gcn.should_aggregate_first(graph, x.requires_grad_(), 4)
+    assert nn.sum_convs.should_aggregate_first(graph, x, 8)
+    assert not nn.sum_convs.should_aggregate_first(graph, x.requires_grad_(), 4)
 
 
 def test_the_cheaper_order_of_a_batch_with_histories():
     """To transform the halo's rows they have to be read out of the history."""
     adj = make_adjacency(300, 1300, 3000)
     own = torch.randn(300, 64, requires_grad=True)
-    assert nn.gcn.should_aggregate_first(adj, Rows(own, torch.randn(1000, 64)), 4)
-    assert not nn.gcn.should_aggregate_first(adj, torch.randn(1300, 64, requires_grad=True), 4)
+    assert nn.sum_convs.should_aggregate_first(adj, Rows(own, torch.randn(1000, 64)), 4)
+    assert not nn.sum_convs.should_aggregate_first(
+        adj, torch.randn(1300, 64, requires_grad=True), 4
+    )
 
 
 def test_bias_is_added_as_if_by_itself():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from adjacencies import make_adjacency
 
-from gas.nn import attention, attention_v2, gat_attention, gatv2_attention
+from gas.nn import attention, gat_attention, gatv2_attention
 
 dropout = importlib.import_module("gas.nn.dropout")  # The package names the function so.
 CUDA = torch.device("cuda")
@@ -36,10 +36,9 @@ def test_dropout_is_refused_where_its_seed_would_stay(monkeypatch):
 def test_operators_ask_for_the_device_of_their_features(case, monkeypatch):
     adj, inputs = case
     asked = []
-    for module in (attention, attention_v2):
-        monkeypatch.setattr(
-            module, "draw_seed", lambda p, device: asked.append((p, device)) or torch.tensor(7)
-        )
+    monkeypatch.setattr(
+        attention, "draw_seed", lambda p, device: asked.append((p, device)) or torch.tensor(7)
+    )
     for operator, tensors in inputs.items():
         operator(adj, *tensors, dropout=0.5)
         operator(adj, *tensors, dropout=0.5, training=False)

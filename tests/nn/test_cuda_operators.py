@@ -7,7 +7,7 @@ from conftest import no_sync
 from torch.autograd import gradcheck
 
 from gas import native
-from gas.native import attention, attention_v2, matrix, mixture, sparse
+from gas.native import attention, matrix, mixture, sparse
 from gas.native import edge_conv as edge_sums
 from gas.nn import edge_conv, gat_attention, gatv2_attention, gaussian_mixture, spmm
 
@@ -75,7 +75,7 @@ def test_kernels_take_what_their_twins_on_the_cpu_take(monkeypatch):
         getattr(native.C, f"{name}_{matrix.TYPES[x.dtype]}")(*values, stream)
         called.add(name)
 
-    for module in (attention, attention_v2, edge_sums, mixture, sparse):
+    for module in (attention, edge_sums, mixture, sparse):
         monkeypatch.setattr(module, "run_typed", run)
     adj = make_adjacency(0, 0, 0)
     for dtype in TOLERANCE:

@@ -63,7 +63,7 @@ def test_layers_give_what_those_of_pyg_give(name, kind, way, device):
 def test_sums_before_a_linear_layer_have_the_type_of_messages(device):
     adj = make_adjacency(40, 40, 200, weighted=True, dtype=torch.float32).to(device)
     x = torch.randn(40, 3, device=device)
-    assert nn.gcn.should_aggregate_first(adj, x, 64)
+    assert nn.sum_convs.should_aggregate_first(adj, x, 64)
     assert nn.mixture.should_sum_first(adj, x, 2, 64)
     for conv in (
         nn.GCNConv(3, 64, normalize=False, bias=False),

@@ -6,7 +6,6 @@ from torch_geometric.utils import scatter
 
 from gas import native
 from gas.native import mixture as kernels
-from gas.native.mixture import Mixture
 from gas.nn import gaussian_mixture
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -69,16 +68,15 @@ def test_twins(shape, transposed, dtype, monkeypatch):
     adj = make_adjacency(*WITH_HUBS[shape])
     sides = adj.shape[::-1] if transposed else adj.shape
     _, *mixture = inputs(adj, 4, 2, 1, False, dtype, grad=False)
-    mixture = Mixture(*mixture)
     own, one = torch.randn(sides[0], 4, 19).to(dtype), torch.randn(sides[1], 19).to(dtype)
     many = torch.randn(sides[1], 4, 19).to(dtype)
 
     def results():
         return [
-            kernels.spread(adj.matrix, mixture, one, True, transposed),
-            kernels.collapse(adj.matrix, mixture, many, True, transposed),
-            *kernels.backward(adj.matrix, mixture, own, one, True, True, transposed),
-            *kernels.backward(adj.matrix, mixture, own, one, False, False, transposed),
+            kernels.spread(adj.matrix, one, *mixture, True, transposed),
+            kernels.collapse(adj.matrix, many, *mixture, True, transposed),
+            *kernels.backward(adj.matrix, own, one, *mixture, True, True, transposed),
+            *kernels.backward(adj.matrix, own, one, *mixture, False, False, transposed),
         ]
 
     natively = results()

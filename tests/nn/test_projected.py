@@ -8,14 +8,14 @@ from torch_geometric.nn import SimpleConv
 
 import gas
 from gas.history import Rows
-from gas.nn import ProjectedConv, gcn
+from gas.nn import ProjectedConv, sum_convs
 
 ROWS, COLS, IN, OUT = 7, 19, 5, 3
 
 
 @pytest.fixture(params=[True, False], ids=["aggregate first", "transform first"])
 def order(request, monkeypatch):
-    monkeypatch.setattr(gcn, "should_aggregate_first", lambda *_: request.param)
+    monkeypatch.setattr(sum_convs, "should_aggregate_first", lambda *_: request.param)
 
 
 def make_parameters(bias):

@@ -97,17 +97,21 @@ def test_twins(shape, dtype):
     for weight, precise in ((None, None), (w, w.double())):
         for mean in (False, True):
             exact = kernels._multiply_torch(m, precise, x.double(), mean, False)
-            for function in (kernels.multiply, kernels._multiply_torch):
-                found = function(m, weight, x, mean, False)
+            for found in (
+                kernels.multiply(m, weight, x, None, None, mean, False, None),
+                kernels._multiply_torch(m, weight, x, mean, False),
+            ):
                 assert found.dtype == dtype
                 assert is_close(found, exact, 3 * TOLERANCE[dtype])
         exact = kernels._multiply_torch(m, precise, y.double(), False, True)
-        for function in (kernels.multiply, kernels._multiply_torch):
-            found = function(m, weight, y, False, True)
+        for found in (
+            kernels.multiply(m, weight, y, None, None, False, True, None),
+            kernels._multiply_torch(m, weight, y, False, True),
+        ):
             assert found.dtype == dtype
             assert is_close(found, exact, 3 * TOLERANCE[dtype])
     for largest in (True, False):
-        out, entry = kernels.extreme(m, x, largest)
+        out, entry = kernels.extreme(m, x, None, largest)
         wanted, wanted_entry = kernels._extreme_torch(m, x, largest)
         assert torch.equal(out, wanted)
         assert torch.equal(entry, wanted_entry)
@@ -120,8 +124,9 @@ def test_bfloat16_is_rounded_once(shape):
     adj = make_adjacency(*WITH_HUBS[shape])
     for columns, transposed in ((adj.size(1), False), (adj.size(0), True)):
         x = torch.randn(columns, 9).bfloat16()
-        found = kernels.multiply(adj.matrix, None, x, not transposed, transposed)
-        wanted = kernels.multiply(adj.matrix, None, x.float(), not transposed, transposed)
+        how = None, None, not transposed, transposed, None
+        found = kernels.multiply(adj.matrix, None, x, *how)
+        wanted = kernels.multiply(adj.matrix, None, x.float(), *how)
         assert torch.equal(found, wanted.bfloat16())
 
 

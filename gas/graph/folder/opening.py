@@ -116,9 +116,7 @@ def _make_attribute(key: str, array: Array | Sparse, parts: dict[str, Any]) -> A
 def get_mapped_rows(x: Any) -> Encoded | None:
     """Return features that are mapped from a file, as encoded rows; ``None`` for others."""
     if isinstance(x, Encoded):
-        store = x.store
-        is_mapped = isinstance(store, TableStore) and store.direct and store.tier == "disk"
-        return x if is_mapped else None
+        return x if x.store.direct and x.store.tier == "disk" else None
     is_matrix = getattr(x, MAPPED, False) and x.dim() == 2
     if not is_matrix or x.dtype not in (torch.float32, torch.float64):
         return None

@@ -34,9 +34,15 @@ from gas.loader import tensor_to_device
 from gas.nn import share_products
 from gas.scalable.base import HistoryModel
 from gas.scalable.call import Call, Calls, StopForward
-from gas.scalable.hetero.layers import Dropouts, FusedCall, LayerCall, Visitor
+from gas.scalable.hetero.layers import (
+    Dropouts,
+    FusedCall,
+    LayerCall,
+    Totals,
+    Visitor,
+    mean_rows,
+)
 from gas.scalable.hetero.plan import Plan
-from gas.scalable.hetero.semantic import Totals, mean_rows
 
 IDS = "n_id", "offset", "count"
 

@@ -19,8 +19,7 @@ from torch_geometric.nn import MessagePassing
 from gas.graph import (
     PartitionOptions,
     cluster_heterogeneous,
-    is_edge_row,
-    is_node_row,
+    is_row,
     types_of,
     with_csr_types,
 )
@@ -28,9 +27,9 @@ from gas.loader import HeteroLoader
 from gas.native import is_sparse
 from gas.nn import deep_copy, fuse, reason_inexact, twin
 from gas.scalable.base import preserve_modes
+from gas.scalable.hetero.layers import replace_han_convs
 from gas.scalable.hetero.model import HeteroModel
 from gas.scalable.hetero.plan import EDGES, Plan, add_ids, collect_inputs, make_plan, match_inputs
-from gas.scalable.hetero.semantic import replace_han_convs
 
 SMALLEST = 23  # Nodes of the first type of the small graph; each further type has two more.
 DEGREE = 3
@@ -117,9 +116,7 @@ def _make_small_graph(data: HeteroData, inputs: Mapping[str, str]) -> HeteroData
         out[kind].num_nodes = size
         for key in keys & set(data[kind].keys()):
             value = data[kind][key]
-            out[kind][key] = (
-                random_like(value, size) if is_node_row(data, kind, key, most) else value
-            )
+            out[kind][key] = random_like(value, size) if is_row(data, kind, key, most) else value
     for key in keys & set(data._global_store.keys()):
         out[key] = data[key]
     for relation in types.edges:
@@ -131,8 +128,8 @@ def _make_small_graph(data: HeteroData, inputs: Mapping[str, str]) -> HeteroData
         num_edges = data[relation].edge_index.size(1)
         for key in keys & set(data[relation].keys()):
             value = data[relation][key]
-            is_row = is_edge_row(data, relation, key, num_edges)
-            store[key] = random_like(value, size) if is_row else value
+            has_rows = is_row(data, relation, key, num_edges)
+            store[key] = random_like(value, size) if has_rows else value
     return out
 
 
