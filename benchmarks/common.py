@@ -8,11 +8,13 @@ import datetime
 import importlib
 import json
 import math
+import multiprocessing
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,22 @@ from gas.cli import machine
 from gas.native import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def make_parser(doc: str, name: str | None = None, root: bool = True) -> argparse.ArgumentParser:
+    """Make the parser of a script.
+
+    Args:
+        doc: The docstring of the script, whose first paragraph says what it measures.
+        name: The name of its results, which ``--name`` changes. (default: no such option)
+        root: Whether it reads data sets, from the folder ``--root``. (default: ``True``)
+    """
+    parser = argparse.ArgumentParser(description=doc.split("\n\n")[0])
+    if root:
+        parser.add_argument("--root", default="data", help="the folder of PyG's data sets")
+    if name is not None:
+        parser.add_argument("--name", default=name, help="of the results, or a path for them")
+    return parser
 
 
 def add_options(parser: argparse.ArgumentParser, name: str) -> None:
@@ -128,6 +146,13 @@ def busy_processes(number: int) -> Iterator[None]:
         for process in busy:
             process.kill()
             process.wait()
+
+
+def run_apart(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function in a process of its own; ``options`` are those of its executor."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, **options) as process:
+        return process.submit(function, *arguments).result()
 
 
 def mean_time(function: Callable[[], object], at_least: float) -> float:

@@ -14,7 +14,6 @@ evaluation; accuracies are those of the test nodes in the epoch with the best va
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -27,7 +26,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from common import markdown, save
+from common import make_parser, markdown, save
 from tqdm import tqdm
 
 import gas
@@ -196,8 +195,7 @@ def accuracies(root: str, seeds: int, epochs: int) -> tuple[dict, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--accuracy", action="store_true")
     parser.add_argument("--seeds", type=int, default=5)

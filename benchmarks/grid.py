@@ -17,14 +17,13 @@ machine that has other work.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from common import load, markdown, save
+from common import load, make_parser, markdown, save
 from time_to_accuracy import (
     BELOW,
     FULL,
@@ -154,15 +153,13 @@ def table(cases: dict[str, Runs]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="grid")
     parser.add_argument("--graphs", nargs="*", default=GRAPHS)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--norms", nargs="*", default=list(NORMS), choices=NORMS)
     parser.add_argument(
         "--processor-time", action="store_true", help="for a machine with other work"
     )
-    parser.add_argument("--name", default="grid", help="of the results, or a path")
     args = parser.parse_args()
     if args.processor_time:
         time.perf_counter = time.process_time

@@ -13,7 +13,6 @@ table.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from common import load, markdown, save
+from common import load, make_parser, markdown, save
 
 SCRIPT = Path(__file__).resolve().parent / "mh_aug_train.py"
 MODELS = ("gcn", "sage", "gat")
@@ -76,8 +75,7 @@ def row(name: str, metrics: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=1, help="rows that run at the same time")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)

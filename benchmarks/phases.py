@@ -15,7 +15,6 @@ read once, each result is written once.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import time
@@ -24,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from common import markdown, save, time_in_turn
+from common import make_parser, markdown, save, time_in_turn
 from contenders import (
     Case,
     Contender,
@@ -229,11 +228,9 @@ WORKLOADS: list[tuple[str, Case, Callable[..., Contender], Callable[..., Contend
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="phases")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--datasets", nargs="*", help="a part of the workloads")
-    parser.add_argument("--name", default="phases", help="of the results")
     args = parser.parse_args()
 
     bandwidth, peak = speeds()

@@ -11,12 +11,11 @@ has other work. The first epoch, which computes the sums, isn't among them.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 
 import torch
-from common import markdown, save, time_in_turn
+from common import make_parser, markdown, save, time_in_turn
 from time_to_accuracy import MODELS, read_graph
 from torch_geometric.data import Data
 
@@ -55,11 +54,9 @@ def contender(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="precompute")
     parser.add_argument("--cases", nargs="*", default=CASES, help="graph:model:parts:batch:width")
     parser.add_argument("--epochs", type=int, default=9, help="timed epochs")
-    parser.add_argument("--name", default="precompute", help="of the results, or a path")
     args = parser.parse_args()
     cases, rows = {}, []
     for case in args.cases:

@@ -22,7 +22,6 @@ Results of earlier runs are kept for what ``--only`` leaves out.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -38,9 +37,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, load, save
-from hundred_million import alone
-from ranks_tables import FEATURES, PART_NODES, RANKS, VALIDATED_PARTS, model_of, tables
+from common import RESULTS, load, make_parser, save
+from hundred_million import AVG_DEGREE, PART_NODES, alone
+from ranks_tables import FEATURES, RANKS, VALIDATED_PARTS, model_of, tables
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -55,7 +54,6 @@ from gas.native import write_json
 
 LARGE_RANKS = (4, 64, 1024)
 NODES, LARGE_NODES = 500_000, 5_000_000
-AVG_DEGREE = 20
 KINDS = ("planted", "R-MAT", "R-MAT, weighed")
 QUADRANTS = (0.57, 0.19, 0.19)  # Of R-MAT, as Graph500 has them; the rest is the fourth.
 
@@ -314,7 +312,7 @@ def validate(memory: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__, root=False)
     parser.add_argument("--root", default="data", help="where the larger graph is kept, 1.7 GB")
     parser.add_argument("--only", nargs="*", choices=STEPS, default=STEPS)
     parser.add_argument("--large", action="store_true", help="100 million edges, too")

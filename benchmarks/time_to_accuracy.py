@@ -24,7 +24,6 @@ machine that has other work.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 import time
@@ -34,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import load, markdown, mean_time, save
+from common import load, make_parser, markdown, mean_time, save
 from contenders import (
     AutoscaleLoader,
     cluster_loader,
@@ -316,8 +315,7 @@ def rows_of(case: str, runs: dict[str, Any]) -> list[list[object]]:
 
 def main() -> None:
     every = (*CONTENDERS, *OF_PYG, *FROM_PAPERS)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="time_to_accuracy")
     parser.add_argument("--cases", nargs="*", default=CASES, help="graph:model:norm:lr")
     parser.add_argument("--contenders", nargs="*", default=every, choices=every)
     parser.add_argument("--seed", type=int, default=0)
@@ -327,7 +325,6 @@ def main() -> None:
     parser.add_argument(
         "--processor-time", action="store_true", help="for a machine with other work"
     )
-    parser.add_argument("--name", default="time_to_accuracy", help="of the results, or a path")
     args = parser.parse_args()
     if args.processor_time:
         time.perf_counter = time.process_time
