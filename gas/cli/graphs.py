@@ -1,42 +1,22 @@
-"""The graph of an experiment, prepared for training and evaluation."""
+"""The graph of an experiment, and what its models are made of."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import degree
 
-from gas import (
-    EvalSubgraphLoader,
-    PartitionReport,
-    SubgraphLoader,
-    cluster,
-    metis,
-    open_graph,
-    partition_report,
-    permute,
-)
-from gas.cli.settings import Settings
-from gas.graph import (
-    is_graph_folder,
-    keys_by_row,
-    remove_edges,
-    select_rows,
-    with_edge_index,
-)
+from gas import EvalSubgraphLoader, PartitionReport, SubgraphLoader, cluster, open_graph
+from gas.graph import entry_rows, has_entry, is_graph_folder, keys_by_row, select_rows
 from gas.history import is_encoded
 from gas.native import free_memory, human, is_sparse, warn
 from gas.training import FullBatch
-
-if TYPE_CHECKING:
-    from gas.models import LayeredGNN
-
 
 PARTS = "graph"  # The graph folder of a run.
 MOST_COUNTED = 2**16  # Edges whose reverses are looked for, in 10 MB.
@@ -77,62 +57,6 @@ def check_folder_fits(path: str | Path, reader: str) -> None:
         )
 
 
-def prepare_graph(
-    data: Data,
-    modes: set[str],
-    *,
-    cls: type[LayeredGNN],
-    settings: Settings,
-    full_batch: bool,
-    layout: str,
-    partition: str,
-    keep_edges: bool,
-    keep_raw: bool,
-    device: torch.device | str,
-    log: bool,
-    folder: Path | None = None,
-) -> Graph:
-    """Partition a graph, and prepare it for training and evaluation.
-
-    ``modes`` are those of evaluation and refresh, ``"full"`` and ``"layerwise"``; ``keep_raw``
-    keeps the graph before its transform, and its edges. For others see :class:`Experiment`.
-    """
-    num_parts, batch_size = settings.num_parts or 1, settings.batch_size or 1
-    perm = ptr = None
-    options: dict[str, Any]
-    if "adj_t" in data:
-        data, perm, ptr = _open_parts(data, num_parts, partition, folder, log)
-    elif not full_batch:
-        options = {"num_nodes": data.num_nodes, "method": partition, "log": log}
-        perm, ptr = metis(data.edge_index, num_parts, **options)
-        data = permute(data, perm, log=log)
-    raw = data
-    if cls.transform is not None:  # It needs the whole graph.
-        data = cls.transform(with_edge_index(data))
-    loader = inference = parts = None
-    if ptr is not None:
-        if log:
-            parts = partition_report(data, ptr)
-            print(parts)
-        options = {"layout": layout, "log": False, "check": False}
-        options["edge_weight"] = cls.needs_weights
-        loader = SubgraphLoader(data, ptr, batch_size, shuffle=True, **options)
-        if "layerwise" in modes:
-            # Cutting batches again takes a few percent of the time to compute them, and no memory.
-            options |= {"like": loader, "cache": False}
-            inference = EvalSubgraphLoader(data, ptr, batch_size, **options)
-    full = full_batch or "full" in modes
-    whole = FullBatch(data, device, layout, cls.needs_weights, check=False) if full else None
-    arguments, shown = model_arguments(settings.architecture, data), repr(data)
-    if not (keep_edges or keep_raw):
-        for each in (loader, inference):
-            if each is not None:
-                each.forget_edges()
-        data = remove_edges(data) if loader is None else loader.data
-    raw_if_used = raw if keep_raw else None
-    return Graph(perm, raw_if_used, data, loader, inference, whole, arguments, shown, parts)
-
-
 def remove_edge_attributes(data: Data) -> Data:
     """Return the graph without rows of edges that no model reads: all but their ends and weights.
 
@@ -150,28 +74,16 @@ def warn_of_one_way_edges(data: Data) -> None:
     crow, col = data.adj_t.crow_indices(), data.adj_t.col_indices()
     seen = min(col.numel(), MOST_COUNTED)
     edges = torch.arange(seen) * col.numel() // max(seen, 1)
-    rows, cols = torch.searchsorted(crow, edges, right=True) - 1, col[edges].long()
+    rows, cols = entry_rows(crow, edges), col[edges].long()
     is_counted = rows != cols
     rows, cols = rows[is_counted], cols[is_counted]
-    lacks = rows.numel() - int(_has_entry(crow, col, cols, rows).sum())
+    lacks = rows.numel() - int(has_entry(crow, col, cols, rows).sum())
     if lacks:
         which = "sampled edges" if seen < col.numel() else "edges"
         warn(
             f"{lacks:,} of {rows.numel():,} {which} lack a reverse, and messages go from source "
             "to target alone: undirected=True adds the reverses"
         )
-
-
-def _has_entry(crow: Tensor, col: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    """Return which entries a matrix has, whose rows are sorted, by a binary search in each."""
-    low, high = crow[rows], crow[rows + 1]
-    end, last = high, col.numel() - 1
-    for _ in range(int((high - low).max()).bit_length() if rows.numel() else 0):
-        middle = (low + high) // 2
-        is_right = (low < high) & (col[middle.clamp(max=last)] < cols)
-        high = torch.where(is_right, high, middle)
-        low = torch.where(is_right, middle + 1, low)
-    return (low < end) & (col[low.clamp(max=last)] == cols)
 
 
 def model_arguments(architecture: Mapping[str, Any], data: Data) -> dict[str, Any]:
@@ -193,7 +105,7 @@ def describe_inputs(data: Any) -> dict[str, Any]:
     return {"in_channels": widths, "edge_types": data.edge_types}
 
 
-def _open_parts(
+def open_parts(
     data: Data, num_parts: int, method: str, folder: Path | None, log: bool
 ) -> tuple[Data, Tensor, Tensor]:
     """Return a mapped graph of several parts, their original rows, and the first row of each.

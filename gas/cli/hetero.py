@@ -132,15 +132,13 @@ class HeteroExperiment(Experiment):
         options["evaluation"] = "layerwise"
         super().__init__(target, num_outputs(target.y), "sage", settings, **options)
 
-    def _prepare(
-        self, data: Data, inductive: bool, layout: str, partition: str
-    ) -> tuple[Graph, Graph]:
+    def _prepare(self, data: Data) -> tuple[Graph, Graph]:
         """Partition the heterogeneous graph."""
         whole, log = self.hetero_data, self.log
         whole[self.node_type].y = data.y
         self.settings = settings = self.settings.for_size(int(whole.num_nodes or 0))
         parts: Any = settings.num_parts
-        clustered = gas.cluster(whole, parts, method=partition, seed=self._seed, log=log)
+        clustered = gas.cluster(whole, parts, method=self.partition, seed=self._seed, log=log)
         loader = gas.SubgraphLoader(
             clustered, batch_size=settings.batch_size, shuffle=True, log=False
         )
