@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.cli.settings import Settings
-from gas.training import is_real, known_target_mask
+from gas.training import check_known_targets, is_real, known_target_mask
 
 MODELS: dict[str, type[gas.models.LayeredGNN]] = {
     "appnp": gas.models.APPNP,
@@ -63,15 +63,8 @@ def check_labels(data: Data) -> None:
             "'data.y' holds a single class, expected at least two: check the labels, or give real "
             "numbers"
         )
-    if mask is None or not mask.numel():
-        return
-    trained = mask.bool().view(mask.size(0), -1).any(dim=1)
-    unknown = int((trained & ~known.view(known.size(0), -1).all(dim=1)).sum())
-    if unknown:
-        raise ValueError(
-            f"'train_mask' holds {unknown} nodes with a target that is unknown (NaN or negative), "
-            "expected all targets of a node that is trained on: leave these nodes out of it"
-        )
+    if mask is not None and mask.numel():
+        check_known_targets(y, mask)
 
 
 def set_real_targets(data: Any, nodes: Any) -> None:

@@ -100,7 +100,8 @@ def train_epoch(
     device = model.train().device
     objective = Objective(
         model, device, split, _train_mask(loader, split), full_batch, refresh_unlabelled,
-        edge_dropout, autocast, loss_fn, view_loss or _find_view_loss(loader), bank, sampler,
+        edge_dropout, autocast, loss_fn, view_loss or getattr(_unwrap(loader), "view_loss", None),
+        bank, sampler,
     )  # fmt: skip
     done = _start_progress(progress, device)
     of_step = 0  # Labelled nodes of the current step so far.
@@ -280,7 +281,7 @@ def _take_step(
 
 def _train_mask(loader: Iterable[SubData], split: int) -> Tensor | None:
     """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the CPU."""
-    data = getattr(getattr(loader, "loader", loader), "data", None)  # Unwraps a PrefetchLoader.
+    data = getattr(_unwrap(loader), "data", None)
     for name in ("y", "train_mask"):
         if isinstance(data, Data) and data.get(name) is None:
             raise ValueError(
@@ -302,9 +303,9 @@ def _check_broadcast(out: Tensor, y: Tensor) -> None:
         )
 
 
-def _find_view_loss(loader: Iterable[SubData]) -> Callable[..., Tensor] | None:
-    """Return the loss that the augmentation of a loader has for views, if it has one."""
-    return getattr(getattr(loader, "loader", loader), "view_loss", None)  # Of a PrefetchLoader.
+def _unwrap(loader: Iterable[SubData]) -> Any:
+    """Return the loader inside a :class:`gas.PrefetchLoader`, or the loader itself."""
+    return getattr(loader, "loader", loader)
 
 
 def _length(loader: Iterable[SubData]) -> float:
@@ -314,7 +315,7 @@ def _length(loader: Iterable[SubData]) -> float:
 
 def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) -> float:
     """Return the mean number of labelled nodes per step of an epoch."""
-    inner = getattr(loader, "loader", loader)  # Unwraps a PrefetchLoader.
+    inner = _unwrap(loader)
     data = getattr(inner, "data", None)
     if data is None or not isinstance(inner, Sized):
         raise ValueError(
