@@ -123,8 +123,8 @@ def plan(
         MemoryError: If nothing fits; it names the largest component.
     """
     limit = _check_arguments(data, model, memory, num_parts, batch_size, steps, evaluation)
-    if evaluation is None:
-        evaluation = "full" if fits_one_batch(data.num_nodes, data.num_edges) else "layerwise"
+    is_small = fits_one_batch(data.num_nodes, data.num_edges)
+    evaluation = evaluation or ("full" if is_small else "layerwise")
     codecs, stores = _codecs(model, dtype), _stores(model, store)
     ways = find_ways(data.num_nodes, num_parts, batch_size, steps)
     finest = max(way[0] for way in ways)
@@ -157,9 +157,7 @@ def plan(
             found += [predictor(way, shapes[way], codec, place, more) for way in ways]
             if all(one.peak_bytes <= limit for one in found):
                 break  # The disk is no faster.
-        for one in found:  # Freed blocks may have to be released at once, which takes time.
-            factor = RELEASE_TIME if one.may_exceed(limit) else 1
-            seen.append(replace(one, epoch_seconds=one.epoch_seconds * factor))
+        seen += [_add_release_time(one, limit) for one in found]
         fit = [one for one in seen[-len(found) :] if one.peak_bytes <= limit]
         if fit:
             return make_plan(choose_candidate(fit, data.num_nodes), seen, limit, codecs[0].name)
@@ -311,6 +309,12 @@ def _measure_all(
 def _available_bytes(limit: int) -> float:
     """Return the bytes that the process may allocate now, by the limit and the system."""
     return min(limit - resident_kinds()[0], free_memory())
+
+
+def _add_release_time(one: Candidate, limit: int) -> Candidate:
+    """Return the candidate, with a longer time if freed blocks have to be released at once."""
+    factor = RELEASE_TIME if one.may_exceed(limit) else 1
+    return replace(one, epoch_seconds=one.epoch_seconds * factor)
 
 
 def _codecs(
