@@ -100,8 +100,7 @@ def train_epoch(
     device = model.train().device
     objective = Objective(
         model, device, split, _train_mask(loader, split), full_batch, refresh_unlabelled,
-        edge_dropout, autocast, loss_fn, view_loss or getattr(_unwrap(loader), "view_loss", None),
-        bank, sampler,
+        edge_dropout, autocast, loss_fn, view_loss or _find_view_loss(loader), bank, sampler,
     )  # fmt: skip
     done = _start_progress(progress, device)
     of_step = 0  # Labelled nodes of the current step so far.
@@ -281,7 +280,7 @@ def _take_step(
 
 def _train_mask(loader: Iterable[SubData], split: int) -> Tensor | None:
     """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the CPU."""
-    data = getattr(_unwrap(loader), "data", None)
+    data = getattr(getattr(loader, "loader", loader), "data", None)  # Unwraps a PrefetchLoader.
     for name in ("y", "train_mask"):
         if isinstance(data, Data) and data.get(name) is None:
             raise ValueError(
@@ -303,9 +302,9 @@ def _check_broadcast(out: Tensor, y: Tensor) -> None:
         )
 
 
-def _unwrap(loader: Iterable[SubData]) -> Any:
-    """Return the loader inside a :class:`gas.PrefetchLoader`, or the loader itself."""
-    return getattr(loader, "loader", loader)
+def _find_view_loss(loader: Iterable[SubData]) -> Callable[..., Tensor] | None:
+    """Return the loss that the augmentation of a loader has for views, if it has one."""
+    return getattr(getattr(loader, "loader", loader), "view_loss", None)  # Of a PrefetchLoader.
 
 
 def _length(loader: Iterable[SubData]) -> float:
@@ -315,7 +314,7 @@ def _length(loader: Iterable[SubData]) -> float:
 
 def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) -> float:
     """Return the mean number of labelled nodes per step of an epoch."""
-    inner = _unwrap(loader)
+    inner = getattr(loader, "loader", loader)  # Unwraps a PrefetchLoader.
     data = getattr(inner, "data", None)
     if data is None or not isinstance(inner, Sized):
         raise ValueError(
