@@ -12,17 +12,21 @@ from torch_geometric.data import Data
 
 from gas.datasets.arrays import map_array, tensor_of
 from gas.datasets.nodes import Nodes
-from gas.datasets.roles import EDGE_COLUMNS, INDEX, leave_out, open_table, read_numbers
-from gas.datasets.tables import Table, codes_of, format_of, plain_ids
-from gas.datasets.types import (
+from gas.datasets.roles import (
+    EDGE_COLUMNS,
+    INDEX,
     Names,
     check_no_missing_types,
     check_types,
+    leave_out,
     leave_out_names,
+    open_table,
     place_types,
     read_names,
+    read_numbers,
     sort_types,
 )
+from gas.datasets.tables import Table, codes_of, format_of, plain_ids
 
 LONGEST_ID = 1024  # Bytes; all ids of a block have the size of its longest one.
 NO_ATTRIBUTES = ("id", "edge_id", "edgeid", "index")  # Names of columns of edge ids.

@@ -15,12 +15,11 @@ from tqdm import tqdm
 
 from gas.datasets.arrays import check_classes
 from gas.datasets.edges import EdgeStream
-from gas.datasets.features import FeatureSource
-from gas.datasets.folder import read_node_table
+from gas.datasets.folder import FeatureSource, read_node_table
 from gas.datasets.importing.sorting import Duplicates, EdgeSorter, edge_record
 from gas.datasets.masks import with_masks
 from gas.datasets.nodes import Nodes, read_nodes
-from gas.datasets.types import leave_out_names
+from gas.datasets.roles import leave_out_names
 from gas.graph import (
     COL,
     ROWPTR,
