@@ -30,6 +30,7 @@ from time_to_accuracy import (
     MODELS,
     NORMS,
     Way,
+    best_of,
     first_above,
     make_net,
     measure,
@@ -65,11 +66,6 @@ def shorten(cases: dict[str, Runs]) -> None:
             kept = {key: run[key] for key in ("error", "steps", "parts")}
             curves = {key: [round(each, 5) for each in run[key]] for key in CURVES}
             runs[contender] = {**curves, **kept}
-
-
-def best_of(run: dict[str, Any]) -> int:
-    """Return the epoch of the best validation score, from 0."""
-    return max(range(len(run["val"])), key=run["val"].__getitem__)
 
 
 def best_rate(cases: dict[str, Runs], cell: str, contender: str) -> str:

@@ -23,11 +23,8 @@ Results of earlier runs are kept for what ``--only`` leaves out.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -37,7 +34,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, load, make_parser, save
+from common import RESULTS, load, make_parser, run_ranks, save, say_result
 from hundred_million import AVG_DEGREE, PART_NODES, alone
 from ranks_tables import FEATURES, RANKS, VALIDATED_PARTS, model_of, tables
 from torch import Tensor
@@ -59,7 +56,6 @@ QUADRANTS = (0.57, 0.19, 0.19)  # Of R-MAT, as Graph500 has them; the rest is th
 
 DEGREES = (4, 25)  # Of the two graphs whose mini-batches are measured; papers100M: 14.4.
 VALIDATED_RANKS, VALIDATED_NODES, VALIDATED_EPOCHS = (1, 2, 4), (40_000, 200_000), 3
-RESULT = "result: "
 STEPS = ("statistics", "large", "machine", "validation", "tables")
 
 
@@ -232,22 +228,7 @@ def worker(num_nodes: int) -> None:
         "sent_bytes": model.traffic.sent_bytes - sent,
     }
     found = {key: value / VALIDATED_EPOCHS for key, value in found.items()}
-    every: list[Any] = [None] * num_ranks
-    torch.distributed.all_gather_object(every, found)
-    if rank == 0:
-        print(f"{RESULT}{json.dumps(every)}", flush=True)
-    torch.distributed.destroy_process_group()
-
-
-def launch(num_ranks: int, num_nodes: int) -> list[dict[str, float]]:
-    """Return the time of every process in an epoch, and the bytes it sent."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(num_ranks), __file__, "--worker", str(num_nodes)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    told = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
-    if not told:
-        raise RuntimeError(done.stderr)
-    return json.loads(told[0].removeprefix(RESULT))
+    say_result(found)
 
 
 def measure_one(num_nodes: int, ranks: int) -> dict[str, Any]:
@@ -305,7 +286,7 @@ def validate(memory: int) -> list[dict[str, Any]]:
             predicted = alone(memory, predict, num_ranks, num_nodes, machine)
             if "not_measured" in predicted:
                 return [predicted]
-            found = launch(num_ranks, num_nodes)
+            found = run_ranks(__file__, num_ranks, "--worker", str(num_nodes))
             known = {"ranks": num_ranks, "nodes": num_nodes, "machine": machine}
             results.append(known | {"predicted": predicted, "found": found})
     return results

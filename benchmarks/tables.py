@@ -20,6 +20,7 @@ from typing import Any
 
 from common import load, markdown
 from grid import FULL, HISTORIES, RATES, best_rate, is_done
+from time_to_accuracy import BELOW, best_of, first_above
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -34,8 +35,8 @@ GIB, MIB = 2**30, 2**20
 
 def seconds_until(run: dict[str, Any], score: float) -> float | None:
     """Return the seconds of training until the validation score is reached, if it is."""
-    pairs = zip(run["seconds"], run["val"], strict=True)
-    return next((seconds for seconds, value in pairs if value >= score), None)
+    epoch = first_above(run, score)
+    return None if epoch is None else run["seconds"][epoch]
 
 
 def median_epoch(way: dict[str, Any]) -> float:
@@ -53,7 +54,7 @@ def time_to_accuracy() -> str:
         graph, model, norm, lr, _ = case.split(":")
         full, histories = runs["full batch"], runs["histories"]
         best = max(full["val"])
-        until = [seconds_until(run, best - 0.005) for run in (full, histories)]
+        until = [seconds_until(run, best - BELOW) for run in (full, histories)]
         longest = f"not reached in {histories['seconds'][-1]:.0f} s"
         took = longest if until[1] is None else f"{until[1]:.1f} s"
         rows.append([
@@ -95,15 +96,14 @@ SHARES = {
 
 def steps_until(run: dict[str, Any], score: float) -> int | None:
     """Return the steps until the validation score is reached, if it is."""
-    per_epoch = run["steps"]
-    epochs = next((n for n, value in enumerate(run["val"], 1) if value >= score), None)
-    return None if epochs is None else epochs * per_epoch
+    epoch = first_above(run, score)
+    return None if epoch is None else (epoch + 1) * run["steps"]
 
 
 def loaders() -> str:
     """Seconds to accuracy of histories and of PyG's loaders."""
     (runs,) = load("time_to_accuracy_pyg")["cases"].values()
-    goal = max(runs["full batch"]["val"]) - 0.005
+    goal = max(runs["full batch"]["val"]) - BELOW
     own = seconds_until(runs["full batch"], goal)
     rows = []
     for contender, label in LOADERS.items():
@@ -144,7 +144,7 @@ def from_papers() -> str:
             if run is None:
                 row += ["not measured", "", ""]
                 continue
-            seconds = seconds_until(run, max(runs["full batch"]["val"]) - 0.005)
+            seconds = seconds_until(run, max(runs["full batch"]["val"]) - BELOW)
             epoch = statistics.median(b - a for a, b in itertools.pairwise(run["seconds"]))
             row += [
                 f"{100 * max(run['val']):.1f} %",
@@ -164,7 +164,7 @@ def parts_of_fit() -> str:
         cells = []
         for case in CASES.values():
             run = found[case][contender]
-            steps = steps_until(run, max(found[case]["full batch"]["val"]) - 0.005)
+            steps = steps_until(run, max(found[case]["full batch"]["val"]) - BELOW)
             low, high = (100 * f(run["val"][-10:]) for f in (min, max))
             reached = "not reached" if steps is None else f"{steps}"
             best = 100 * max(run["val"])
@@ -179,7 +179,7 @@ def shares() -> str:
     rows = []
     for label, case in CASES.items():
         runs = found[case]
-        goal = max(runs["full batch"]["val"]) - 0.005
+        goal = max(runs["full batch"]["val"]) - BELOW
         for unit, count, form in (
             ("steps", steps_until, "{:.0f}"), ("seconds", seconds_until, "{:.1f} s"),
         ):  # fmt: skip
@@ -195,7 +195,7 @@ def depth() -> str:
     rows = []
     for case, runs in load("time_to_accuracy_depth")["cases"].items():
         full = runs["full batch"]
-        goal = max(full["val"]) - 0.005
+        goal = max(full["val"]) - BELOW
         until = seconds_until(full, goal)
         assert until is not None  # It is the full batch's own score.
         row = [case.split(":")[1].split("-")[1], f"{100 * max(full['val']):.1f} %, {until:.1f} s"]
@@ -265,7 +265,7 @@ def headline() -> str:
     epoch = scale["train"]["stages"][last]
     case = load("time_to_accuracy")["cases"]["AmazonComputers:SAGE:batch:0.005:seed 0"]
     best = max(case["full batch"]["val"])
-    until = [seconds_until(case[name], best - 0.005) for name in ("full batch", "histories")]
+    until = [seconds_until(case[name], best - BELOW) for name in ("full batch", "histories")]
     disk = load("out_of_core")
     ways = {way["way"]: way for way in disk["ways"]}
     medians = [median_epoch(ways[name]) for name in ("memory", "hot")]
@@ -308,7 +308,7 @@ def grid() -> str:
         graph, model, norm = cell.rsplit(":", 2)
         chosen = {way: best_rate(cases, cell, way) for way in (FULL, HISTORIES)}
         full, ours = (cases[f"{cell}:{rate}"][way] for way, rate in chosen.items())
-        until = [seconds_until(run, max(full["val"]) - 0.005) for run in (full, ours)]
+        until = [seconds_until(run, max(full["val"]) - BELOW) for run in (full, ours)]
         rows.append([
             graph, f"{MODELS.get(model, model)}, {NORMS[norm]}",
             *(f"{100 * max(run['val']):.1f} % (lr {rate.lstrip('0')})"
@@ -316,7 +316,7 @@ def grid() -> str:
             f"{until[0]:.1f} s",
             f"{until[1]:.1f} s" if until[1] else f"not reached in {ours['seconds'][-1]:.0f} s",
             f"{until[1] / until[0]:.2f}" if until[0] and until[1] else "",
-            fastest_ratio(cases, cell, max(full["val"]) - 0.005),
+            fastest_ratio(cases, cell, max(full["val"]) - BELOW),
         ])  # fmt: skip
     header = "graph|model|full batch|histories|full batch to accuracy|histories|over the full batch"
     return markdown([*header.split("|"), "each at its fastest rate"], rows)
@@ -355,7 +355,7 @@ def baselines() -> str:
     for graph, found in load("baselines")["graphs"].items():
         runs = cases.get(f"{graph}:SAGE:batch:0.005:seed 0", {})
         best = [
-            f"{100 * run['test'][max(range(len(run['val'])), key=run['val'].__getitem__)]:.1f}"
+            f"{100 * run['test'][best_of(run)]:.1f}"
             if (run := runs.get(contender)) else "not measured"
             for contender in ("full batch", "histories")
         ]  # fmt: skip

@@ -244,6 +244,11 @@ def make_net(data: Data, kind: str, norm: str, seed: int) -> torch.nn.Module:
     )  # fmt: skip
 
 
+def best_of(run: dict[str, Any]) -> int:
+    """Return the epoch of the best validation score, from 0."""
+    return max(range(len(run["val"])), key=run["val"].__getitem__)
+
+
 def first_above(run: dict[str, Any], score: float) -> int | None:
     """Return the first epoch, from 0, whose validation score is at least ``score``."""
     return next((epoch for epoch, found in enumerate(run["val"]) if found >= score), None)
@@ -278,7 +283,7 @@ def measure(
     if FULL not in runs:
         runs[FULL] = start(FULL, float("inf"))
         yield
-    best = max(range(len(runs[FULL]["val"])), key=runs[FULL]["val"].__getitem__)
+    best = best_of(runs[FULL])
     seconds = 3 * runs[FULL]["seconds"][best] if most_seconds is None else most_seconds
     for contender in contenders:
         if contender in FROM_PAPERS and not kind.startswith("SAGE"):
@@ -294,10 +299,7 @@ def rows_of(case: str, runs: dict[str, Any]) -> list[list[object]]:
     whole = first_above(runs[FULL], best - BELOW)
     rows: list[list[object]] = []
     for contender, run in runs.items():
-        epoch, top = (
-            first_above(run, best - BELOW),
-            max(range(len(run["val"])), key=run["val"].__getitem__),
-        )
+        epoch, top = first_above(run, best - BELOW), best_of(run)
         reached = ["not reached"] * 4
         if epoch is not None and whole is not None:
             seconds, of = run["seconds"][epoch], runs[FULL]["seconds"][whole]
