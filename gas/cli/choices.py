@@ -10,7 +10,6 @@ import torch
 from torch_geometric.data import Data
 
 import gas
-from gas.cli.settings import Settings
 from gas.training import check_known_targets, is_real, known_target_mask
 
 MODELS: dict[str, type[gas.models.LayeredGNN]] = {
@@ -104,43 +103,3 @@ def check_splits(data: Data, name: str = "data") -> None:
                 f"{name!r} has no {key!r}, by which models are trained and scored: set it, such as "
                 "by PyG's RandomNodeSplit"
             )
-
-
-def check_predictable(
-    memory: int | str,
-    full_batch: bool,
-    memory_budget: int | None,
-    is_augmented: bool,
-    inductive: bool,
-) -> None:
-    """Refuse ``memory`` with options that :func:`gas.plan` can't predict."""
-    for name, given, why in (
-        ("full_batch", full_batch, "has no mini-batches to choose"),
-        ("memory_budget", memory_budget is not None, "splits mini-batches itself"),
-        ("augment", is_augmented, "makes views, which aren't predicted"),
-        ("inductive", inductive, "evaluates another graph, which isn't predicted"),
-    ):
-        if given:
-            raise ValueError(
-                f"'memory' is {memory!r}, but '{name}' is given, which {why}: leave one out"
-            )
-
-
-def check_augment(data: Data, settings: Settings, full_batch: bool, inductive: bool) -> None:
-    """Refuse ``augment`` where views, or their loss, aren't defined."""
-    reason = ""
-    if full_batch:
-        reason = "'full_batch' has no mini-batches: use num_parts=1, which computes the same"
-    elif inductive:
-        reason = "'inductive' evaluates another graph than the one that is augmented: leave one out"
-    elif data.y.dim() != 1 or is_real(data.y):
-        reason = (
-            f"'data.y' is {data.y.dtype} of shape {list(data.y.shape)}, expected one class per "
-            "node: leave 'augment' out"
-        )
-    elif settings.edge_dropout > 0:
-        reason = (
-            f"'edge_dropout' is {settings.edge_dropout} and views lack edges already: leave one out"
-        )
-    if reason:
-        raise ValueError(f"'augment' is given, but {reason}")

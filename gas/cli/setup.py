@@ -14,15 +14,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas import native
-from gas.cli.choices import (
-    MODELS,
-    check_augment,
-    check_labels,
-    check_modes,
-    check_predictable,
-    check_splits,
-    set_real_targets,
-)
+from gas.cli.choices import MODELS, check_labels, check_modes, check_splits, set_real_targets
 from gas.cli.graphs import (
     Graph,
     model_arguments,
@@ -116,8 +108,7 @@ class Setup:
         check_integer("micro_batches", micro_batches, 1)
         self.micro_batches = micro_batches
         if memory is not None:
-            is_augmented = augment is not None
-            check_predictable(memory, full_batch, memory_budget, is_augmented, self.inductive)
+            self._check_predictable(memory)
         with PeakMemory() as self.peak_before:  # Of planning and preparing, before training.
             self._prepare_within(data, memory, is_mapped)
         self.data = self.eval_graph.data
@@ -175,7 +166,7 @@ class Setup:
         """Prepare the graph for training and for evaluation."""
         self.settings = self.settings.for_size(data.num_nodes)
         if self.augment is not None:
-            check_augment(data, self.settings, self.full_batch, self.inductive)
+            self._check_augment(data)
         check_splits(data)
         fill = self.evaluation if self.refresh == "none" else self.refresh
         if self.inductive:
@@ -183,6 +174,38 @@ class Setup:
             return trained, self._prepare_graph(data, {self.evaluation})
         graph = self._prepare_graph(data, {fill, self.evaluation})
         return graph, graph
+
+    def _check_predictable(self, memory: int | str) -> None:
+        """Refuse ``memory`` with options that :func:`gas.plan` can't predict."""
+        for name, given, why in (
+            ("full_batch", self.full_batch, "has no mini-batches to choose"),
+            ("memory_budget", self.memory_budget is not None, "splits mini-batches itself"),
+            ("augment", self.augment is not None, "makes views, which aren't predicted"),
+            ("inductive", self.inductive, "evaluates another graph, which isn't predicted"),
+        ):
+            if given:
+                raise ValueError(
+                    f"'memory' is {memory!r}, but '{name}' is given, which {why}: leave one out"
+                )
+
+    def _check_augment(self, data: Data) -> None:
+        """Refuse ``augment`` where views, or their loss, aren't defined."""
+        reason, dropout = "", self.settings.edge_dropout
+        if self.full_batch:
+            reason = "'full_batch' has no mini-batches: use num_parts=1, which computes the same"
+        elif self.inductive:
+            reason = (
+                "'inductive' evaluates another graph than the one that is augmented: leave one out"
+            )
+        elif data.y.dim() != 1 or is_real(data.y):
+            reason = (
+                f"'data.y' is {data.y.dtype} of shape {list(data.y.shape)}, expected one class per "
+                "node: leave 'augment' out"
+            )
+        elif dropout > 0:
+            reason = f"'edge_dropout' is {dropout} and views lack edges already: leave one out"
+        if reason:
+            raise ValueError(f"'augment' is given, but {reason}")
 
     def _prepare_graph(self, data: Data, modes: set[str]) -> Graph:
         """Partition a graph, and prepare it for what is done in ``modes``, full or layer-wise."""

@@ -6,7 +6,7 @@ from gas.training.callbacks import Callback, MetricLogger
 from gas.training.cost import Candidate, Linear
 from gas.training.epochs import run_epochs
 from gas.training.evaluation import SPLITS, Predictions, evaluate, prediction_columns, predictions
-from gas.training.fit import fit
+from gas.training.fit import fit, make_inference_loader
 from gas.training.full_batch import FullBatch, fits_one_batch
 from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
 from gas.training.loop import train_epoch
@@ -75,6 +75,7 @@ __all__ = [
     "known_target_mask",
     "link_loss",
     "loss_of",
+    "make_inference_loader",
     "mean_age",
     "metric_of",
     "find_nonfinite_tensor",

@@ -120,7 +120,7 @@ def fit(
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
     loader = _make_loader(graph, batch_size)
     table = _labels_in_original_order(loader.data, split, keep_best)
-    full, inference = make_full_batch(model, loader), _make_inference_loader(loader)
+    full, inference = make_full_batch(model, loader), make_inference_loader(loader)
     is_whole = loader.ptr.numel() == 2  # Then it is trained as a full batch.
     batches = full if is_whole and full is not None else loader
     run, progress = Run(split=split), Progress()
@@ -242,8 +242,8 @@ def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:
     return SubgraphLoader(graph, batch_size=batch_size, shuffle=True, log=False)
 
 
-def _make_inference_loader(loader: SubgraphLoader) -> EvalSubgraphLoader:
-    """Return a loader that evaluates on the graph of a loader."""
+def make_inference_loader(loader: SubgraphLoader) -> EvalSubgraphLoader:
+    """Return a loader of all nodes of another loader's graph, in order."""
     return EvalSubgraphLoader(
         loader.data, loader.ptr, loader.batch_size or 1, layout=loader.layout,
         edge_weight=loader.edge_weight, like=loader, log=False,

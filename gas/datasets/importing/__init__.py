@@ -104,5 +104,7 @@ def import_graph(
         "dtype": None if codec is None else codec.name,
         "check": check,
     }
-    stages.GraphImport(folder, path, find_graph_files(path), options, codec, size, log).run()
+    files = find_graph_files(path)
+    with folder.lock():
+        stages.GraphImport(folder, path, files, options, codec, size, log).run()
     return open_folder(folder.path, check=False)

@@ -63,11 +63,7 @@ class GraphImport:
         self.at_once = max(1024, min(1 << 20, memory // 512))  # Edges that are read at a time.
 
     def run(self) -> None:
-        """Run the remaining stages, and complete the folder."""
-        with self.folder.lock():
-            self._run()
-
-    def _run(self) -> None:
+        """Run the remaining stages, and complete the folder, which is locked."""
         self.found = self.folder.mark.get("stages", {})
         source = {"options": self.options, "files": self._file_stamps()}
         begun = self.folder.mark.get("source"), self.found
