@@ -207,22 +207,34 @@ def depth() -> str:
     return markdown(["layers", "our full batch", "histories", "ClusterLoader"], rows)
 
 
+def epochs_of(name: str, contenders: dict[str, str] | None = None) -> str:
+    """Median time of an epoch, and ratios to gas; of all contenders, unless some are given."""
+    cases, rows = load(name)["cases"], []
+    others = [each for each in next(iter(cases.values()))["ratio_over_gas"] if each != "gas"]
+    contenders = contenders or dict(zip(others, others, strict=True))
+    for graph, case in cases.items():
+        settings = case["settings"]
+        model = f"GCN {settings['num_layers']}x{settings['hidden_channels']}"
+        rows.append([
+            graph, f"{model}, {settings['num_parts']} / {settings['batch_size']}",
+            f"{1e3 * case['seconds']['gas']['median']:.1f} ms",
+            *(f"{case['ratio_over_gas'][each]:.2f}x" for each in contenders),
+        ])  # fmt: skip
+    return markdown(["graph", "model, parts / per batch", "gas", *contenders.values()], rows)
+
+
 def epoch_time() -> str:
-    """Median time of an epoch, and ratios to gas."""
-    contenders = {
+    """Time of an epoch against full batches and ClusterLoader."""
+    names = {
         "gas, converted": "converted from PyG", "gas full batch": "gas, full batch",
         "PyG full batch": "PyG, full batch", "ClusterLoader": "ClusterLoader",
     }  # fmt: skip
-    rows = []
-    for graph, case in load("epoch_time_own")["cases"].items():
-        settings = case["settings"]
-        layers = f"{settings['num_layers']}x{settings['hidden_channels']}"
-        parts = f"{settings['num_parts']} / {settings['batch_size']}"
-        ratios = [f"{case['ratio_over_gas'][name]:.2f}x" for name in contenders]
-        own = 1000 * case["seconds"]["gas"]["median"]
-        rows.append([graph, f"GCN {layers}, {parts}", f"{own:.1f} ms", *ratios])
-    head = ["graph", "model, parts / per batch", "gas", *contenders.values()]
-    return markdown(head, rows)
+    return epochs_of("epoch_time_own", names)
+
+
+def contenders() -> str:
+    """Time of an epoch against all contenders, those that need torch-sparse among them."""
+    return epochs_of("epoch_time")
 
 
 def score(found: dict[str, Any], scale: float) -> str:
@@ -494,21 +506,6 @@ def own_settings() -> str:
     return markdown(["", *models.values()], rows)
 
 
-def contenders() -> str:
-    """Median time of an epoch, and ratios of contenders that need torch-sparse, too."""
-    rows = []
-    for graph, case in load("epoch_time")["cases"].items():
-        settings, ratios = case["settings"], case["ratio_over_gas"]
-        model = f"GCN {settings['num_layers']}x{settings['hidden_channels']}"
-        rows.append([
-            graph, f"{model}, {settings['num_parts']} / {settings['batch_size']}",
-            f"{1e3 * case['seconds']['gas']['median']:.3g} ms",
-            *(f"{ratio:.2f}x" for name, ratio in ratios.items() if name != "gas"),
-        ])  # fmt: skip
-    others = [name for name in ratios if name != "gas"]
-    return markdown(["graph", "model, parts / per batch", "gas", *others], rows)
-
-
 def chosen_parts() -> str:
     """Epochs of the parts with labels, and of all parts."""
     some, rows = "by labels, others every 10", []
@@ -618,34 +615,13 @@ def ranks_simulated() -> str:
     return markdown(["111 million nodes, 1.6 billion edges", "ranks", *head], rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "memory_by_size": memory_by_size,
-    "ranks_simulated": ranks_simulated,
-    "balance": balance,
-    "chosen_parts": chosen_parts,
-    "contenders": contenders,
-    "dynamic": dynamic,
-    "memory": memory,
-    "operators": operators,
-    "out_of_core": out_of_core,
-    "own_settings": own_settings,
-    "ranks_validation": ranks_validation,
-    "sparse_features": sparse_features,
-    "headline": headline,
-    "loaders": loaders,
-    "from_papers": from_papers,
-    "parts_of_fit": parts_of_fit,
-    "shares": shares,
-    "depth": depth,
-    "few_labels": few_labels,
-    "grid": grid,
-    "baselines": baselines,
-    "precompute": precompute,
-    "published": published,
-    "time_to_accuracy": time_to_accuracy,
-    "epoch_time": epoch_time,
-    "cora": cora,
-}
+MAKERS: tuple[Callable[[], str], ...] = (
+    memory_by_size, ranks_simulated, balance, chosen_parts, contenders, dynamic, memory,
+    operators, out_of_core, own_settings, ranks_validation, sparse_features, headline, loaders,
+    from_papers, parts_of_fit, shares, depth, few_labels, grid, baselines, precompute,
+    published, time_to_accuracy, epoch_time, cora,
+)  # fmt: skip
+TABLES = {each.__name__: each for each in MAKERS}
 
 
 def rewrite(text: str) -> str:
