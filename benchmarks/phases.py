@@ -33,17 +33,13 @@ from contenders import (
     prepare,
     with_histories,
 )
+from epoch_time import CASES
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 import gas
 from gas.native import attention, sparse
 
-GCN_CASES = (
-    Case("Cora", 2, 16, 40, 10, 0.5),
-    Case("FacebookPagePage", 2, 64, 64, 8, 0.3),
-    Case("planted:200000", 3, 128, 64, 8, 0.3),
-)
 GAT_CASE = Case("FacebookPagePage", 2, 64, 64, 8, 0.3)
 HEADS = 4
 
@@ -154,7 +150,7 @@ def make_gat(case: Case, graph: Graph, full_batch: bool) -> Contender:
 
 
 WORKLOADS: list[tuple[str, Case, Callable[..., Contender], Callable[..., Contender]]] = [
-    *(("GCN", case, make_gas, make_own_full_batch) for case in GCN_CASES),
+    *(("GCN", case, make_gas, make_own_full_batch) for case in CASES),
     (
         "GAT",
         GAT_CASE,
