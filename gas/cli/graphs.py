@@ -1,8 +1,10 @@
-"""The graph of an experiment, and what its models are made of."""
+"""The graph of an experiment: its checks, its targets, and what its models are made of."""
 
 from __future__ import annotations
 
 import copy
+import math
+import numbers
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,7 @@ from gas import EvalSubgraphLoader, PartitionReport, SubgraphLoader, cluster, op
 from gas.graph import entry_rows, has_entry, is_graph_folder, keys_by_row, select_rows
 from gas.history import is_encoded
 from gas.native import free_memory, human, is_sparse, warn
-from gas.training import FullBatch
+from gas.training import FullBatch, check_known_targets, is_real, known_target_mask
 
 PARTS = "graph"  # The graph folder of a run.
 MOST_COUNTED = 2**16  # Edges whose reverses are looked for, in 10 MB.
@@ -55,6 +57,67 @@ def check_folder_fits(path: str | Path, reader: str) -> None:
             f"{human(needed)}, but {human(free_memory())} are free: gas train without such options "
             "leaves features on disk, and --memory limits what it takes"
         )
+
+
+def check_labels(data: Data) -> None:
+    """Refuse missing labels, a single class, labels but 0 and 1, and unknown training labels."""
+    y, mask = data.get("y"), data.get("train_mask")
+    if y is None:
+        raise ValueError("'data' has no 'y': expected classes [N], labels [N, C] or real numbers")
+    known = known_target_mask(y)
+    if y.dim() == 2 and not is_real(y):
+        wrong = y[known & (y != 0) & (y != 1)]
+        if wrong.numel():
+            raise ValueError(
+                f"'data.y' has shape {list(y.shape)} and holds {float(wrong.max()):g}, expected 0 "
+                "and 1 for several labels, or real numbers of shape [N]"
+            )
+    if y.dim() == 1 and not is_real(y) and int(y.max()) == 0:
+        raise ValueError(
+            "'data.y' holds a single class, expected at least two: check the labels, or give real "
+            "numbers"
+        )
+    if mask is not None and mask.numel():
+        check_known_targets(y, mask)
+
+
+def set_real_targets(data: Any, nodes: Any) -> None:
+    """Replace integer targets of shape ``[N]`` by real numbers; negative ones, unknown, by NaN.
+
+    Args:
+        data: The graph. If it has ``classes``, which are numbers, they replace their positions.
+        nodes: What has the targets ``y``: the graph, or its nodes of a type.
+
+    Raises:
+        ValueError: If classes are texts.
+    """
+    classes = getattr(data, "classes", None)
+    if classes is None:
+        nodes.y = nodes.y.float().masked_fill(nodes.y < 0, math.nan)
+        return
+    if not are_numbers(classes):
+        raise ValueError(
+            f"'metric' is r2, but the targets are classes such as {classes[0]!r}: choose accuracy "
+            "or micro_f1"
+        )
+    values = torch.tensor([*map(float, classes), math.nan])
+    nodes.y = values[nodes.y.long().clamp(min=-1)]
+    del data.classes
+
+
+def are_numbers(classes: Any) -> bool:
+    """Return whether the names of classes are numbers."""
+    return all(isinstance(name, numbers.Real) for name in classes)
+
+
+def check_splits(data: Data, name: str = "data") -> None:
+    """Refuse a graph without masks of training, validation and test nodes."""
+    for key in ("train_mask", "val_mask", "test_mask"):
+        if data.get(key) is None:
+            raise ValueError(
+                f"{name!r} has no {key!r}, by which models are trained and scored: set it, such as "
+                "by PyG's RandomNodeSplit"
+            )
 
 
 def remove_edge_attributes(data: Data) -> Data:

@@ -18,9 +18,8 @@ from torch_geometric.nn import HeteroConv, Linear, SAGEConv
 
 import gas
 from gas.cli.checkpoints import Checkpoints
-from gas.cli.choices import check_splits
 from gas.cli.experiment import Experiment, record_peaks
-from gas.cli.graphs import Graph
+from gas.cli.graphs import Graph, check_splits
 from gas.cli.parser import Options
 from gas.cli.settings import ARCHITECTURES, Settings
 from gas.datasets import num_outputs

@@ -14,15 +14,17 @@ from torch_geometric.data import Data
 
 import gas
 from gas import native
-from gas.cli.choices import MODELS, check_labels, check_modes, check_splits, set_real_targets
 from gas.cli.graphs import (
     Graph,
+    check_labels,
+    check_splits,
     model_arguments,
     open_parts,
     remove_edge_attributes,
+    set_real_targets,
     training_subgraph,
 )
-from gas.cli.settings import Settings
+from gas.cli.settings import MODELS, Settings, check_modes
 from gas.datasets import check_parts
 from gas.graph import check_data_features, remove_edges, with_csr_features, with_edge_index
 from gas.history import Codec
