@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import load, markdown
+from common import RESULTS, load, markdown
 from grid import FULL, HISTORIES, RATES, best_rate, is_done
 from time_to_accuracy import BELOW, best_of, first_above
 
@@ -31,6 +31,24 @@ TABLE = re.compile(
 NORMS = {"none": "no norm", "batch": "BatchNorm"}
 MODELS = {"SAGE": "GraphSAGE"}
 GIB, MIB = 2**30, 2**20
+
+
+def columns_of(
+    name: str, names: dict[int, str], number: int = 0, only: tuple[int, str] | None = None
+) -> str:
+    """Return some columns of a table that a script has printed, with other names.
+
+    Args:
+        name: The name of its results.
+        names: The new names, by the positions of columns.
+        number: The position of the table among those of the script. (default: ``0``)
+        only: A column, and what it has in the rows that are shown. (default: all rows)
+    """
+    text = (RESULTS / f"{name}.md").read_text()
+    lines = re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)[number].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    shown = [row for row in rows if only is None or row[only[0]] == only[1]]
+    return markdown(list(names.values()), [[row[at] for at in names] for row in shown])
 
 
 def seconds_until(run: dict[str, Any], score: float) -> float | None:
@@ -403,41 +421,20 @@ def published() -> str:
 
 def memory() -> str:
     """Peak memory of an epoch on the CPU, and the share of edges that it uses."""
-    contenders = "PyG full batch", "gas full batch", "ClusterLoader", "gas"
-    rows = []
-    for case in load("memory")["by_depth"]:
-        if case["device"] != "cpu":
-            continue
-        methods, settings = case["methods"], case["settings"]
-        cells = [
-            "not measured" if "not_measured" in (found := methods[name])
-            else f"{found['peak_bytes'] / MIB:,.0f} MiB, {100 * found['edges_used']:.0f} %"
-            for name in contenders
-        ]  # fmt: skip
-        held = methods["gas"]["peak_bytes"] + methods["gas"]["history_bytes"]
-        ratio = held / methods["gas full batch"]["peak_bytes"]
-        layers = str(settings["num_layers"])
-        rows.append([settings["dataset"], layers, *cells, f"{held / MIB:,.0f} MiB", f"{ratio:.2f}"])
-    return markdown(
-        ["graph", "layers", *contenders, "gas, with histories", "over gas full batch"], rows
-    )
+    names = {
+        0: "graph", 2: "layers", 3: "PyG full batch", 4: "gas full batch", 6: "ClusterLoader",
+        7: "gas", 8: "gas, with histories", 9: "over gas full batch",
+    }  # fmt: skip
+    return columns_of("memory", names, 0, (1, "cpu"))
 
 
 def memory_by_size() -> str:
     """Peak memory of an epoch, as graphs grow and parts don't."""
-    rows = []
-    for case in load("memory")["by_size"]:
-        if case["device"] != "cpu":
-            continue
-        kind, nodes = case["settings"]["dataset"].split(":")
-        own = case["gas"]
-        rows.append([
-            kind, f"{int(nodes):,}", f"{own['peak_bytes'] / MIB:.1f} MiB",
-            f"{own['ratio_over_smallest']:.2f}", f"{own['most_nodes']:,}",
-            f"{own['history_bytes'] / MIB:,.0f} MiB",
-        ])  # fmt: skip
-    head = "graph|nodes|gas|over the smallest|nodes of a batch and its halo|histories, not counted"
-    return markdown(head.split("|"), rows)
+    names = {
+        0: "graph", 1: "nodes", 3: "gas", 4: "over the smallest",
+        5: "nodes of a batch and its halo", 6: "histories, not counted",
+    }  # fmt: skip
+    return columns_of("memory", names, 1, (2, "cpu"))
 
 
 OPERATORS = {
@@ -467,31 +464,11 @@ def operators() -> str:
 
 def out_of_core() -> str:
     """Epochs in a third of the memory that they would take, and what the disk moves."""
-    found = load("out_of_core")
-    ways = {way["way"]: way for way in found["ways"]}
-    hits = ways["hot"]["hit_rate"]
-    labels = {
-        "memory": "all in memory, no limit", "packed": "packed",
-        "hot": f"packed, a tenth of the limit caches hot rows: {100 * hits:.0f} % of reads",
-        "killed": "the same, killed twice in an epoch, resumed",
-        "mapped": "memory-mapped files, not packed",
+    names = {
+        0: "", 1: "epoch", 2: "ratio", 3: "read", 4: "written", 7: "rows found in memory",
+        8: "test accuracy",
     }  # fmt: skip
-    rows = []
-    for name, label in labels.items():
-        way = ways[name]
-        seconds = median_epoch(way)
-        epochs = way["epochs"][1:] or way["epochs"]
-        read, written = (
-            statistics.median(each[key] for each in epochs) / GIB
-            for key in ("read_bytes", "write_bytes")
-        )
-        moved = ["", ""] if name == "memory" else [f"{read:.3g} GiB", f"{written:.1f} GiB"]
-        test = way.get("accuracy")
-        rows.append([
-            label, f"{seconds:.3g} s", f"{seconds / median_epoch(ways['memory']):.1f}x", *moved,
-            "not measured" if test is None else f"{100 * test:.2f} %",
-        ])  # fmt: skip
-    return markdown(["", "epoch", "ratio", "read", "written", "test accuracy"], rows)
+    return columns_of("out_of_core", names)
 
 
 def own_settings() -> str:
@@ -560,31 +537,16 @@ def sparse_features() -> str:
 
 def dynamic() -> str:
     """Time to add nodes to a graph, and to recompute what follows."""
-    rows = [
-        [f"{int(nodes):,}",
-         *(f"{1e3 * statistics.median(found['seconds'][key]):,.0f} ms"
-           for key in ("update", "refresh"))]
-        for nodes, found in load("dynamic")["results"].items()
-    ]  # fmt: skip
-    return markdown(["new nodes", "`update`", "`update_histories`"], rows)
+    return columns_of("dynamic", {0: "new nodes", 1: "`update`", 2: "`update_histories`"})
 
 
 def ranks_validation() -> str:
     """Predictions of the simulator beside what local processes took."""
-    rows = []
-    for case in load("ranks")["validation"]:
-        cpu, sent = (
-            statistics.mean(each[key] for each in case["found"])
-            for key in ("cpu_seconds", "sent_bytes")
-        )
-        predicted = case["predicted"]
-        rows.append([
-            f"{case['nodes']:,}", str(case["ranks"]), f"{predicted['cpu_seconds']:.2f} s",
-            f"{cpu:.2f} s", f"{100 * (predicted['cpu_seconds'] / cpu - 1):+.0f} %",
-            f"{predicted['sent_bytes']:,.0f}", f"{sent:,.0f}",
-        ])  # fmt: skip
-    head = "nodes|processes|CPU time, predicted|measured||bytes sent, predicted|measured"
-    return markdown(head.split("|"), rows)
+    names = {
+        0: "nodes", 1: "processes", 2: "CPU time, predicted", 3: "measured", 4: "",
+        7: "bytes sent, predicted", 8: "measured",
+    }  # fmt: skip
+    return columns_of("ranks", names, -1)
 
 
 CORE, FASTER = "1 core, measured", "100 times as fast, assumed"
