@@ -35,8 +35,8 @@ def check_known_targets(y: Tensor, train_mask: Tensor) -> None:
     unknown = int((train_mask.bool().view(y.size(0), -1).any(dim=1) & ~known).sum())
     if unknown:
         raise ValueError(
-            f"'train_mask' has {unknown} nodes with an unknown target, which is negative or NaN: "
-            "leave these nodes out of it"
+            f"'train_mask' holds {unknown} nodes with a target that is unknown (NaN or negative), "
+            "expected all targets of a node that is trained on: leave these nodes out of it"
         )
 
 

@@ -1,4 +1,4 @@
-"""What follows the steps of an optimizer: averaged weights, and a learning rate that rises."""
+"""Hooks of an optimizer's steps: averaged weights, and a learning rate that rises."""
 
 from __future__ import annotations
 
