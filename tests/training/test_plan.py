@@ -18,9 +18,8 @@ from gas.cli import Experiment, Settings
 from gas.loader import SubgraphLoader
 from gas.native.memory import bytes_of
 from gas.training import planner
-from gas.training.cost import Linear, Predictor, Sample
+from gas.training.cost import RELATIVE_EPOCHS, Linear, Predictor, Sample, relative_epochs
 from gas.training.measure import LiveBytes, Shape, batch_bytes
-from gas.training.cost import RELATIVE_EPOCHS, relative_epochs
 
 
 @pytest.fixture
