@@ -21,6 +21,7 @@ import math
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from common import load, make_parser, markdown, save
@@ -77,9 +78,7 @@ def run_cell(cases: dict[str, Runs], root: str, cell: str) -> Iterator[None]:
     """Run what is missing of a cell, and yield after each run."""
     at = {rate: cases.setdefault(f"{cell}:{rate}", {}) for rate in RATES}
 
-    def get_data(name: str) -> Any:
-        return read_graph(root, name)
-
+    get_data = partial(read_graph, root)
     for rate, runs in at.items():
         if FULL not in runs:
             yield from measure(f"{cell}:{rate}", get_data, 0, runs, [])

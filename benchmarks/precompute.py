@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 from common import make_parser, markdown, save, time_in_turn
-from time_to_accuracy import MODELS, read_graph
+from time_to_accuracy import make_net, read_graph
 from torch_geometric.data import Data
 
 import gas
@@ -40,10 +40,7 @@ def contender(
 ) -> tuple[Callable[[], object], gas.SubgraphLoader]:
     """Return an epoch of training, and its loader."""
     _, kind, num_parts, batch_size, _ = case.rsplit(":", 4)
-    torch.manual_seed(0)
-    num_classes = int(data.y.max()) + 1
-    net = MODELS[kind](data.num_features, 128, 3, num_classes, dropout=0.5, norm="batch_norm")
-    model = gas.to_scalable(net, data)
+    model = gas.to_scalable(make_net(data, kind, "batch", 0), data)
     graph = gas.cluster(data, int(num_parts), model=model, log=False)
     loader = gas.SubgraphLoader(
         graph, batch_size=int(batch_size), shuffle=True, precompute=precompute, log=False

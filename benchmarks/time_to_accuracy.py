@@ -28,6 +28,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -331,9 +332,7 @@ def main() -> None:
     if args.processor_time:
         time.perf_counter = time.process_time
 
-    def get_data(name: str) -> Data:
-        return read_graph(args.root, name)
-
+    get_data = partial(read_graph, args.root)
     cases = load(args.name).get("cases", {})
     for case in args.cases:
         runs = cases.setdefault(f"{case}:seed {args.seed}", {})
