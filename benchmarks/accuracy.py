@@ -14,14 +14,13 @@ mini-batch.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from common import load, markdown, save
+from common import load, make_parser, markdown, save
 
 SCRIPT = Path(__file__).resolve().parent.parent / "examples" / "train_gas.py"
 WAYS = {
@@ -38,8 +37,7 @@ PUBLISHED = {"Cora": "82.29 ± .76", "FacebookPagePage": ""}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--datasets", nargs="*", default=list(PUBLISHED), choices=list(PUBLISHED))
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))

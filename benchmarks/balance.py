@@ -10,12 +10,11 @@ labelled, of these.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 
 import torch
-from common import markdown, save
+from common import make_parser, markdown, save
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -60,8 +59,7 @@ def measure(data: Data, num_parts: int, way: str, seed: int) -> dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--datasets", nargs="*", help="graphs whose cases to run")
     args = parser.parse_args()

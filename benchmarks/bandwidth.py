@@ -18,12 +18,11 @@ ends when the device has done everything.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from typing import Any
 
 import torch
-from common import add_options, markdown, read_options, save, time_in_turn
+from common import add_options, make_parser, markdown, read_options, save, time_in_turn
 from tqdm import tqdm
 
 import gas
@@ -173,7 +172,7 @@ def goal(results: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__, root=False)
     add_options(parser, "bandwidth")
     parser.add_argument("--repeats", type=int, help="(default: 11, with --quick 5)")
     parser.add_argument("--widths", type=int, nargs="*", default=[16, 32, 64, 128, 256, 512, 1024])

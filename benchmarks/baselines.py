@@ -10,13 +10,12 @@ weight of its neighbours that are best on the validation nodes.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import itertools
 import statistics
 
 import torch
-from common import load, markdown, save
+from common import load, make_parser, markdown, save
 from time_to_accuracy import FOLDERS, LAYERS, read_graph
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
@@ -74,11 +73,9 @@ def propagate_labels(data: Data) -> Scores:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="baselines")
     parser.add_argument("--graphs", nargs="*", default=GRAPHS)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--name", default="baselines", help="of the results, or a path")
     args = parser.parse_args()
 
     graphs = load(args.name).get("graphs", {})

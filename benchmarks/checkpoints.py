@@ -11,7 +11,6 @@ bytes once and writing them to a file that is synced, in the same run.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import markdown, save
+from common import make_parser, markdown, save
 from tqdm import tqdm
 
 import gas
@@ -97,7 +96,7 @@ def measure(nodes: int, store: str, repeats: int, folder: Path) -> dict[str, Any
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__, root=False)
     parser.add_argument("--nodes", type=int, nargs="*", default=[20_000, 200_000])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--folder", help="where to write (a temporary one)")

@@ -10,13 +10,12 @@ the first of them. Time is the process's, evaluation aside; every seed draws oth
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from typing import Any
 
 import torch
-from common import markdown, save
+from common import make_parser, markdown, save
 from torch_geometric.data import Data
 
 import gas
@@ -140,8 +139,7 @@ def table(content: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__)
     parser.add_argument("--dataset", default="planted:20000")
     parser.add_argument("--labelled", type=float, default=0.01, help="fraction of all nodes")
     parser.add_argument("--epochs", type=int, default=15, help="of all parts, for their time")

@@ -8,20 +8,40 @@ import datetime
 import importlib
 import json
 import math
+import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from gas.cli import machine
+from gas.cli.report import describe_machine, machine
 from gas.native import write_json
 
+RESULT = "result: "  # Before what the first of some processes prints.
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def make_parser(doc: str, name: str | None = None, root: bool = True) -> argparse.ArgumentParser:
+    """Make the parser of a script.
+
+    Args:
+        doc: The docstring of the script, whose first paragraph says what it measures.
+        name: The name of its results, which ``--name`` changes. (default: no such option)
+        root: Whether it reads data sets, from the folder ``--root``. (default: ``True``)
+    """
+    parser = argparse.ArgumentParser(description=doc.split("\n\n")[0])
+    if root:
+        parser.add_argument("--root", default="data", help="the folder of PyG's data sets")
+    if name is not None:
+        parser.add_argument("--name", default=name, help="of the results, or a path for them")
+    return parser
 
 
 def add_options(parser: argparse.ArgumentParser, name: str) -> None:
@@ -130,6 +150,35 @@ def busy_processes(number: int) -> Iterator[None]:
             process.wait()
 
 
+def run_apart(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a function in a process of its own; ``options`` are those of its executor."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, **options) as process:
+        return process.submit(function, *arguments).result()
+
+
+def run_ranks(script: str, ranks: int, *options: str) -> Any:
+    """Run a script by torchrun, in processes of one thread; return what :func:`say_result` said."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(ranks), script, *options], capture_output=True, text=True, env=environment
+    )
+    told = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
+    if not told:
+        raise RuntimeError(done.stderr)
+    return json.loads(told[0].removeprefix(RESULT))
+
+
+def say_result(found: Any) -> None:
+    """Gather what each process of torchrun has found; the first prints it, and all end."""
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, found)
+    if torch.distributed.get_rank() == 0:
+        print(f"{RESULT}{json.dumps(every)}", flush=True)
+    torch.distributed.destroy_process_group()
+
+
 def mean_time(function: Callable[[], object], at_least: float) -> float:
     """Return the mean seconds of a call, over calls that take ``at_least`` seconds together."""
     start, calls = time.perf_counter(), 0
@@ -150,12 +199,7 @@ def save(name: str, content: dict[str, Any], table: str) -> None:
     where = machine()
     date = datetime.date.today().isoformat()
     write_json(RESULTS / f"{name}.json", {"machine": where, "date": date, **content})
-    device = f", {where['gpu']}" if where["gpu"] else ""
-    memory = f", {where['memory_bytes'] / 2**30:.0f} GiB" if where["memory_bytes"] else ""
-    described = (
-        f"{where['cpu']}, {where['threads']} threads{memory}"
-        f"{device}; Python {where['python']}, PyTorch {where['torch']}; {date}"
-    )
+    described = f"{describe_machine(where)}, Python {where['python']}; {date}"
     (RESULTS / f"{name}.md").write_text(f"{table}\n\nMachine: {described}\n")
     print(f"\n{table}\n\n{described}")
 

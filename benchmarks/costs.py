@@ -8,19 +8,17 @@ What is found is kept in gas's cache, too: from then on gas takes the faster way
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 
-from common import markdown, mean_time, save
+from common import make_parser, markdown, mean_time, save
 
 from gas.native import measure_costs
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__, name="costs", root=False)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--megabytes", type=int, default=512, help="of the largest tables")
-    parser.add_argument("--name", default="costs", help="of the results")
     args = parser.parse_args()
     timer = partial(mean_time, at_least=0.01) if args.device == "cpu" else None
     found = measure_costs.measure(args.device, args.megabytes << 20, timer)

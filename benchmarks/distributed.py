@@ -14,20 +14,14 @@ evaluation; accuracies are those of the test nodes in the epoch with the best va
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from common import markdown, save
+from common import make_parser, markdown, run_ranks, save, say_result
 from tqdm import tqdm
 
 import gas
@@ -72,7 +66,7 @@ TITLES = {"strong": "planted:200000, GCN 3x128", "weak": "planted:100000 a rank,
 
 
 def work(root: str, case: Case) -> None:
-    """Train on one rank; the first rank writes the results of all."""
+    """Train on one rank; the first one prints the results of all."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(case.seed)
@@ -116,23 +110,12 @@ def work(root: str, case: Case) -> None:
         if case.evaluate:
             pred = model.predict(inference).argmax(dim=1) == data.y
             found["scores"].append([float(pred[data[name]].float().mean()) for name in MASKS])
-    every: list[dict] = [{}] * dist.get_world_size()
-    dist.all_gather_object(every, found)
-    if dist.get_rank() == 0:
-        Path(os.environ["GAS_BENCHMARK_OUT"]).write_text(json.dumps(every))
-    dist.destroy_process_group()
+    say_result(found)
 
 
 def launch(root: str, case: Case) -> list[dict]:
     """Run all ranks and return their results."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(case.ranks), __file__, "--root", root]
-        command += ["--work", json.dumps(asdict(case))]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GAS_BENCHMARK_OUT": str(out)}
-        subprocess.run(command, check=True, env=environment, stderr=subprocess.DEVNULL)
-        return json.loads(out.read_text())
+    return run_ranks(__file__, case.ranks, "--root", root, "--work", json.dumps(asdict(case)))
 
 
 def timed(root: str, repeats: int) -> tuple[dict, str]:
@@ -196,8 +179,7 @@ def accuracies(root: str, seeds: int, epochs: int) -> tuple[dict, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--accuracy", action="store_true")
     parser.add_argument("--seeds", type=int, default=5)

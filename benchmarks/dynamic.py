@@ -12,13 +12,12 @@ largest difference from outputs on a graph that was made anew.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from typing import Any
 
 import torch
-from common import markdown, save
+from common import make_parser, markdown, save
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
@@ -45,9 +44,8 @@ def timed(function: Any) -> tuple[float, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--dataset", default="planted:200000", help="(%(default)s)")
-    parser.add_argument("--root", default="data")
     parser.add_argument("--num-parts", type=int, default=64)
     parser.add_argument("--arrivals", type=int, nargs="+", default=[1, 100, 10000])
     parser.add_argument("--repeats", type=int, default=3)

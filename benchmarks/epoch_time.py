@@ -31,6 +31,7 @@ import torch
 from common import (
     add_options,
     busy_processes,
+    make_parser,
     markdown,
     mean_time,
     read_options,
@@ -95,9 +96,8 @@ def cell(name: str, times: dict[str, dict[str, float]], repeats: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__)
     add_options(parser, "epoch_time")
-    parser.add_argument("--root", default="data")
     parser.add_argument("--repeats", type=int, help="(default: 7, with --quick or --large 3)")
     parser.add_argument("--slow-seconds", type=float, default=20.0)
     parser.add_argument("--slow-repeats", type=int, default=1)

@@ -13,7 +13,6 @@ Epochs alternate. ``--note`` is printed with the table, such as what else the ma
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 from collections.abc import Callable
@@ -23,13 +22,14 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
-from common import markdown, save, time_in_turn
+from common import make_parser, markdown, save, time_in_turn
 from contenders import Case, Contender, Graph, make_gas, prepare, with_histories
 from torch import Tensor
 from torch_geometric.data import Data
 
 import gas
 from gas.cli import Experiment, Settings
+from gas.history import relative_error
 
 FILES = Path(__file__).resolve().parent
 GRAPHS = {
@@ -62,10 +62,6 @@ def encoded(data: Data, way: tuple[str, str] | None) -> Data:
 def stored_bytes(data: Data) -> int:
     found = [data[key] for key in ("x", "edge_attr") if key in data]
     return sum(x.store.nbytes if isinstance(x, gas.history.Encoded) else x.nbytes for x in found)
-
-
-def relative_error(out: Tensor, expected: Tensor) -> float:
-    return float((out - expected).norm() / expected.norm())
 
 
 def inferred(model: gas.ScalableGNN, graph: Graph) -> Tensor:
@@ -151,13 +147,11 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="features")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--note", default="", help="printed with the table")
-    parser.add_argument("--name", default="features", help="of the results")
     args = parser.parse_args()
 
     results: dict[str, Any] = {}

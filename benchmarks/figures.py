@@ -324,17 +324,11 @@ def arrow(start: tuple[float, float], end: tuple[float, float], color: str, bend
     )  # fmt: skip
 
 
-FIGURES: dict[str, Callable[[], Any]] = {
-    "batch": draw_batch,
-    "choice": draw_choice,
-    "memory": draw_memory,
-    "operators": draw_operators,
-    "out_of_core": draw_out_of_core,
-    "scale": draw_scale,
-    "staleness": draw_staleness,
-    "steps": draw_steps,
-    "time_to_accuracy": draw_time_to_accuracy,
-}
+MAKERS: tuple[Callable[[], Any], ...] = (
+    draw_batch, draw_choice, draw_memory, draw_operators, draw_out_of_core, draw_scale,
+    draw_staleness, draw_steps, draw_time_to_accuracy,
+)  # fmt: skip
+FIGURES = {each.__name__.removeprefix("draw_"): each for each in MAKERS}
 
 
 def main() -> None:

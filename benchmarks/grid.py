@@ -17,20 +17,21 @@ machine that has other work.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
-from common import load, markdown, save
+from common import load, make_parser, markdown, save
 from time_to_accuracy import (
     BELOW,
     FULL,
     MODELS,
     NORMS,
     Way,
+    best_of,
     first_above,
     make_net,
     measure,
@@ -68,11 +69,6 @@ def shorten(cases: dict[str, Runs]) -> None:
             runs[contender] = {**curves, **kept}
 
 
-def best_of(run: dict[str, Any]) -> int:
-    """Return the epoch of the best validation score, from 0."""
-    return max(range(len(run["val"])), key=run["val"].__getitem__)
-
-
 def best_rate(cases: dict[str, Runs], cell: str, contender: str) -> str:
     """Return the learning rate at which a contender has the best validation score."""
     return max(RATES, key=lambda rate: max(cases[f"{cell}:{rate}"][contender]["val"]))
@@ -82,9 +78,7 @@ def run_cell(cases: dict[str, Runs], root: str, cell: str) -> Iterator[None]:
     """Run what is missing of a cell, and yield after each run."""
     at = {rate: cases.setdefault(f"{cell}:{rate}", {}) for rate in RATES}
 
-    def get_data(name: str) -> Any:
-        return read_graph(root, name)
-
+    get_data = partial(read_graph, root)
     for rate, runs in at.items():
         if FULL not in runs:
             yield from measure(f"{cell}:{rate}", get_data, 0, runs, [])
@@ -154,15 +148,13 @@ def table(cases: dict[str, Runs]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="grid")
     parser.add_argument("--graphs", nargs="*", default=GRAPHS)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--norms", nargs="*", default=list(NORMS), choices=NORMS)
     parser.add_argument(
         "--processor-time", action="store_true", help="for a machine with other work"
     )
-    parser.add_argument("--name", default="grid", help="of the results, or a path")
     args = parser.parse_args()
     if args.processor_time:
         time.perf_counter = time.process_time

@@ -14,22 +14,18 @@ squares: 1 is linear. Training's time is that of the last epoch.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import multiprocessing
 import os
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import markdown, save
-from scaling import PART_NODES, PARTS_PER_BATCH, exponent
+from common import make_parser, markdown, run_apart, save
 
 import gas
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
@@ -43,6 +39,7 @@ except ImportError:  # Windows: nothing keeps a process from taking more.
 
 SIZES = (50_000, 200_000, 1_000_000, 5_000_000)
 METHODS = ("metis", "kaminpar")
+PART_NODES, PARTS_PER_BATCH = 3125, 8
 AVG_DEGREE = 20  # Stored edges per node.
 EPOCHS = 2
 
@@ -135,10 +132,8 @@ def limited(memory: int) -> None:
 
 def alone(memory: int, step: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """Run a step in a process of its own; return its result, or the reason of its failure."""
-    spawn = multiprocessing.get_context("spawn")
     try:
-        with ProcessPoolExecutor(1, spawn, limited, (memory,)) as process:
-            return process.submit(step, *arguments).result()
+        return run_apart(step, *arguments, initializer=limited, initargs=(memory,))
     except Exception as error:  # Absent packages, and processes that ran out of memory.
         return {"not_measured": f"{type(error).__name__}: {error}".splitlines()[0]}
 
@@ -161,6 +156,11 @@ def measure(folder: Path, num_nodes: int, memory: int) -> dict[str, Any]:
         alone(memory, train, str(folder), done[0]) if done else {"not_measured": "no parts"}
     )
     return result
+
+
+def exponent(edges: list[int], seconds: list[float]) -> float:
+    """Return the slope of a line through the logarithms."""
+    return float(np.polyfit(np.log(edges), np.log(seconds), 1)[0])
 
 
 def seconds_of(cell: dict[str, Any]) -> float:
@@ -202,7 +202,7 @@ def stage_rows(result: dict[str, Any]) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__, root=False)
     parser.add_argument("--root", default="data", help="where graphs are kept, 2.9 GB the largest")
     parser.add_argument("--nodes", type=int, nargs="*", default=SIZES)
     parser.add_argument("--memory", type=float, default=20.0, help="GiB that a process may take")

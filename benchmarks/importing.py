@@ -11,17 +11,14 @@ come on top of it. Files of the source are in the system's memory, what is writt
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import statistics
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import markdown, save
+from common import make_parser, markdown, run_apart, save
 
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.datasets import import_graph, write_planted_partition
@@ -50,7 +47,7 @@ def measure(source: Path, out: Path, memory: str) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__, root=False)
     parser.add_argument("--nodes", type=int, default=500_000, help="with 20 edges each")
     parser.add_argument("--memory", nargs="*", default=["100MB", "1GB"])
     parser.add_argument("--repeats", type=int, default=3)
@@ -64,9 +61,7 @@ def main() -> None:
                 found = []
                 for number in range(args.repeats):
                     out = folder / f"{kind}-{memory}-{number}"
-                    spawn = multiprocessing.get_context("spawn")
-                    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-                        found.append(pool.submit(measure, folder / kind, out, memory).result())
+                    found.append(run_apart(measure, folder / kind, out, memory))
                 medians = {key: statistics.median(one[key] for one in found) for key in found[0]}
                 cases.append({"source": kind, "memory": memory, **medians})
     rows = [

@@ -38,7 +38,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from common import RESULTS, add_options, imports, markdown, read_options, save, synchronize
+from common import (
+    RESULTS,
+    add_options,
+    imports,
+    make_parser,
+    markdown,
+    read_options,
+    save,
+    synchronize,
+)
 from torch_geometric.data import Data
 from torch_geometric.nn import GINConv
 from tqdm import tqdm
@@ -358,7 +367,7 @@ def make_model(setting: Setting, device: str, folder: str) -> GIN:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__, root=False)
     add_options(parser, "io_overhead")
     parser.add_argument("--seconds", type=float, help="for each row (default: 6, --quick 1)")
     parser.add_argument("--degree", type=int, help="(default: 5, on a device 60 as the paper's)")

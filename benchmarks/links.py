@@ -21,7 +21,6 @@ Epochs alternate. ``--note`` is printed with the table.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import imports, markdown, save, time_in_turn
+from common import imports, make_parser, markdown, save, time_in_turn
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader
@@ -184,8 +183,7 @@ def scores(contender: Contender, val: Data, test: Data, epochs: int) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--links", type=int, default=2000, help="that are ranked (%(default)s)")

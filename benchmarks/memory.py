@@ -25,14 +25,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import ctypes
-import gc
-import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,14 +36,14 @@ from typing import Any
 
 import torch
 import torch_geometric.transforms as T
-from common import add_options, markdown, read_options, save
+from common import add_options, make_parser, markdown, read_options, run_apart, save
 from contenders import MAKERS, Case, Contender, Graph, ahead, own_model, prepare
 from torch_geometric.data import Data
 from tqdm import tqdm
 
 import gas
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
-from gas.training import train_epoch
+from gas.training import release_freed_memory, train_epoch
 
 METHODS = ("PyG full batch", "gas full batch", "NeighborLoader", "ClusterLoader", "gas")
 SMALL = Case("planted:2000", 2, 128, 64, 4, 0.3)
@@ -72,10 +68,10 @@ def train(path: str, method: str, case: Case, device: str, least_steps: int) -> 
     make = BY_SIZE[method] if least_steps > 1 else MAKERS[method]
     make(case, small, device).epoch()
     if device == "cuda":
-        gc.collect()
+        release_freed_memory()
         workspaces = torch.cuda.memory_allocated()  # Of libraries, which keep them.
     contender = make(case, graph, device)
-    release()
+    release_freed_memory()  # An epoch can't reuse it unnoticed.
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     reset_peak_rss()
@@ -85,16 +81,6 @@ def train(path: str, method: str, case: Case, device: str, least_steps: int) -> 
     if device == "cuda":
         return torch.cuda.max_memory_allocated() - workspaces
     return peak_rss_bytes() - before
-
-
-def alone(path: str, method: str, case: Case, device: str, least_steps: int) -> int:
-    """Train in a process of its own; on a device there are exact counts without one."""
-    job = path, method, case, device, least_steps
-    if device == "cuda":
-        return train(*job)
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as process:
-        return process.submit(train, *job).result()
 
 
 def make_some_steps(case: Case, graph: Graph, device: str = "cpu") -> Contender:
@@ -113,14 +99,6 @@ def make_some_steps(case: Case, graph: Graph, device: str = "cpu") -> Contender:
 
 
 BY_SIZE = {"gas": make_some_steps}
-
-
-def release() -> None:
-    """Return freed memory to the system, so that an epoch can't reuse it unnoticed."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # Only glibc has it.
-    if trim is not None:
-        trim(0)
 
 
 # Cells of the tables ------------------------------------------------------------------------------
@@ -150,7 +128,9 @@ def measure(
     try:
         while len(values) < args.repeats and seconds < args.slow_seconds:
             start = time.perf_counter()
-            values.append(alone(path, method, case, device, least_steps))
+            job = path, method, case, device, least_steps
+            # On a device there are exact counts without a process of its own.
+            values.append(train(*job) if device == "cuda" else run_apart(train, *job))
             seconds = time.perf_counter() - start
     except Exception as error:  # Absent packages, and processes that ran out of memory.
         if method == "gas":
@@ -276,9 +256,8 @@ def size_row(cell: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__)
     add_options(parser, "memory")
-    parser.add_argument("--root", default="data")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--slow-seconds", type=float, default=30.0)
     parser.add_argument("--layers", type=int, nargs="*", default=[2, 4, 6])

@@ -12,13 +12,12 @@ transitions on the whole graph, weights of new states, cutting and masking views
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from common import markdown, save, time_in_turn
+from common import make_parser, markdown, save, time_in_turn
 from torch_geometric.data import Data
 from torch_geometric.transforms import GCNNorm
 
@@ -41,8 +40,7 @@ class Repeated:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__)
     parser.add_argument("--dataset", default="planted:200000")
     parser.add_argument("--num-parts", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=8)

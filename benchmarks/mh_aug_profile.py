@@ -13,7 +13,6 @@ transition, compared with two passes over the compressed rows.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 import random
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import markdown, save, time_in_turn
+from common import make_parser, markdown, save, time_in_turn
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch_geometric.data import Data
@@ -276,15 +275,13 @@ def phases_of(contender: Naive | Ours, steps: int, trace: Path | None) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="mh_aug_profile")
     parser.add_argument("--cases", nargs="*", help=f"(of {', '.join(CASES)}: up to --largest)")
     parser.add_argument("--largest", type=int, default=4_000_000, help="edges (%(default)s)")
     parser.add_argument("--steps", type=int, default=10, help="per contender and graph")
     parser.add_argument("--transitions", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--trace", type=Path, help="folder for a trace of one step of each")
-    parser.add_argument("--name", default="mh_aug_profile", help="of the results")
     args = parser.parse_args()
 
     results: dict[str, Any] = {}

@@ -23,26 +23,23 @@ and at Ctrl-C.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import importlib.metadata
 import itertools
-import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
 import torch
 import torch._dynamo.config
 import torch_geometric.nn as pyg
-from common import imports, markdown, save, time_in_turn
+from common import imports, make_parser, markdown, run_apart, save, time_in_turn
 from torch import Tensor
 from torch_geometric.utils import scatter
 
 from gas import nn
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.nn import Adjacency
+from gas.training import release_freed_memory
 
 Step = Callable[[bool], object]  # Takes whether to run backward, too.
 GRAPHS = ("uniform", "hubs", "star")
@@ -268,10 +265,7 @@ def peak(case: tuple[Any, ...], compiles: bool, name: str, threads: int) -> int:
     torch.set_num_threads(threads)
     step = contenders(*case, "cpu", compiles)[name]()
     step(True)
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    release_freed_memory()
     reset_peak_rss()
     before = peak_rss_bytes()
     step(True)
@@ -279,7 +273,7 @@ def peak(case: tuple[Any, ...], compiles: bool, name: str, threads: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__, root=False)
     parser.add_argument("--device", default="cpu", choices=list(SIZES))
     parser.add_argument("--nodes", type=int, help="(default: 50,000, on a GPU 200,000)")
     parser.add_argument("--degrees", type=int, nargs="*")
@@ -397,11 +391,8 @@ def measure(
             if on_gpu:
                 cell[name]["peak_bytes"] = peak_on_gpu(steps[name])
                 continue
-            spawn = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(1, mp_context=spawn) as process:
-                threads = torch.get_num_threads()
-                size = process.submit(peak, case, compiles, name, threads).result()
-            cell[name]["peak_bytes"] = size
+            threads = torch.get_num_threads()
+            cell[name]["peak_bytes"] = run_apart(peak, case, compiles, name, threads)
     return cell
 
 

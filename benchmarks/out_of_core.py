@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import markdown, save
+from common import make_parser, markdown, save
 
 import gas
 from gas.cli.report import peak_rss_bytes
@@ -320,7 +320,7 @@ def table_of(found: list[dict[str, Any]], args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__, root=False)
     parser.add_argument("--nodes", type=int, default=2_000_000)
     parser.add_argument("--parts", type=int, default=128)
     parser.add_argument("--batch-size", type=int, default=1)

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, markdown, save
+from common import RESULTS, make_parser, markdown, save
 from tqdm import tqdm
 
 from gas.cli import MODELS, Experiment, Settings
@@ -225,8 +225,7 @@ def table(cells: list[Path], missing: dict[Path, str]) -> tuple[list[dict[str, A
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__)
     parser.add_argument("--suite", default="small", choices=sorted(SUITES))
     parser.add_argument("--dataset", nargs="*", help="some of the data sets (all)")
     parser.add_argument("--model", nargs="*", help="some of the models (all)")

@@ -3,9 +3,9 @@
     python benchmarks/phases.py --root data
     python benchmarks/phases.py --root data --name phases_before    # At another commit.
 
-Two models train in turn: with histories, and on the full batch of the same operators. Each native
-function and each operator of PyTorch is timed where it is called; what is left of an epoch is
-Python, dispatch and autograd's own work. The time of an epoch is that of epochs without any timer.
+Two models train in turn: with histories, and on the full batch of the same operators. Phases are
+those of ``gas.profile``; what is left of an epoch is Python, dispatch and autograd's own work. The
+time of an epoch is that of epochs without the profiler.
 
 The bound of a phase is the larger of its bytes over the bandwidth of a copy and its operations over
 the speed of a large dense product, both measured in the same run with as many threads. Bytes are
@@ -15,16 +15,14 @@ read once, each result is written once.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import functools
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
-from common import markdown, save, time_in_turn
+from common import make_parser, markdown, save, time_in_turn
 from contenders import (
     Case,
     Contender,
@@ -35,62 +33,31 @@ from contenders import (
     prepare,
     with_histories,
 )
+from epoch_time import CASES
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 import gas
-from gas import native
 from gas.native import attention, sparse
 
-GCN_CASES = (
-    Case("Cora", 2, 16, 40, 10, 0.5),
-    Case("FacebookPagePage", 2, 64, 64, 8, 0.3),
-    Case("planted:200000", 3, 128, 64, 8, 0.3),
-)
 GAT_CASE = Case("FacebookPagePage", 2, 64, 64, 8, 0.3)
 HEADS = 4
 
 PHASES = (
-    *("batches", "features", "dropout", "products", "attention", "dense", "histories"),
-    *("elementwise", "optimiser", "Python"),
+    *("batches", "features", "dropout", "products", "attention", "dense layers", "pushes"),
+    *("waits for rows", "elementwise", "optimizer", "Python"),
 )
-NATIVE = {  # The beginnings of the names of native functions.
-    "count": "batches",
-    "write": "batches",
-    "cut": "batches",
-    "transpose": "batches",
-    "gather_rows": "features",
-    "gather_dropout": "features",
-    "dropout": "dropout",
-    "multiply": "products",
-    "attention": "attention",
-    "wait": "histories",
-    "run": "histories",
-}
-MADE = ("Relabeler", "Engine")  # Classes of the extension whose objects do work.
 DENSE = ("aten::mm", "aten::addmm", "aten::bmm")
-OPTIMISER = ("aten::_fused_adam_", "aten::_foreach_add_")
 ENTRY_BYTES = 4 + 4 + 4 + 8 + 4 + 4  # Of an entry its column, id and weight, read and written.
 ADAM_BYTES = 7 * 4  # Of a parameter: itself and two moments, read and written, and its gradient.
 
 
-class Clock:
-    """Seconds of each phase, and its least bytes and operations."""
+class Work:
+    """The least bytes and operations of each phase of an epoch."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
         self.bytes: dict[str, float] = defaultdict(float)
         self.flops: dict[str, float] = defaultdict(float)
-
-    def timed(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.seconds[phase] += time.perf_counter() - start
-
-        return call
 
     def counted(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function of a matrix whose result has a row for each of its rows or columns."""
@@ -112,34 +79,32 @@ class Clock:
         return {p: max(self.bytes[p] / bandwidth, self.flops[p] / peak) for p in phases}
 
 
-class Timed:
-    """Wrapper that times an object's functions, selected by prefixes of their names."""
-
-    def __init__(self, clock: Clock, target: Any) -> None:
-        self._clock, self._target = clock, target
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._target, name)
-        if isinstance(value, type):
-            return (lambda *args: Timed(self._clock, value(*args))) if name in MADE else value
-        phase = next((p for start, p in NATIVE.items() if name.startswith(start)), None)
-        return value if phase is None or not callable(value) else self._clock.timed(phase, value)
-
-
-@contextlib.contextmanager
-def watched(clock: Clock) -> Iterator[None]:
-    """Time native functions in this context, and count those of matrices."""
-    before = native.C, sparse.multiply, attention.attention, attention.attention_backward
-    native.extension.C = Timed(clock, native.extension.C)
-    sparse.multiply = clock.counted("products", sparse.multiply)
-    attention.attention = clock.counted("attention", attention.attention)
-    attention.attention_backward = clock.counted("attention", attention.attention_backward)
-    try:
-        yield
-    finally:
-        native.extension.C, sparse.multiply, attention.attention, attention.attention_backward = (
-            before
-        )
+def count_work(contender: Contender, features: int) -> Work:
+    """Train an epoch, and count what can't be avoided of it."""
+    work = Work()
+    with contextlib.ExitStack() as stack:
+        for module, name, phase in (
+            (sparse, "multiply", "products"),
+            (attention, "attention", "attention"),
+            (attention, "attention_backward", "attention"),
+        ):
+            counted = work.counted(phase, getattr(module, name))
+            stack.enter_context(mock.patch.object(module, name, counted))
+        seen = stack.enter_context(profile(activities=[ProfilerActivity.CPU], with_flops=True))
+        contender.epoch()
+    dense = [event.flops for event in seen.key_averages() if event.key in DENSE]
+    work.flops["dense layers"] = sum(dense)
+    work.bytes["optimizer"] = ADAM_BYTES * sum(p.numel() for p in contender.model.parameters())
+    rows = 0
+    for batch in contender.batches:
+        if isinstance(batch.data.adj_t, gas.nn.Adjacency) and batch.n_id.numel():
+            work.bytes["batches"] += ENTRY_BYTES * batch.data.adj_t.num_entries
+        rows += batch.data.num_nodes
+    work.bytes["features"] = 2 * 4 * features * rows
+    if any(batch.n_id.numel() for batch in contender.batches):
+        moved = sum(h.num_embeddings * h.embedding_dim * 4 for h in contender.model.histories)
+        work.bytes["pushes"] = work.bytes["waits for rows"] = moved
+    return work
 
 
 def speeds() -> tuple[float, float]:
@@ -150,55 +115,22 @@ def speeds() -> tuple[float, float]:
     return 2 * source.nbytes / times["copy"]["min"], 2 * 2048**3 / times["product"]["min"]
 
 
-def by_phase(make: Callable[[], Contender], epochs: int) -> tuple[Clock, Contender]:
-    """Train with timers; return the seconds, bytes and operations of an epoch."""
-    clock = Clock()
-    with watched(clock):  # What it is made of, such as an engine, is timed as well.
-        contender = make()
-        contender.epoch()
-    for values in (clock.seconds, clock.bytes, clock.flops):
-        values.clear()
-    kinds = {**dict.fromkeys(DENSE, "dense"), **dict.fromkeys(OPTIMISER, "optimiser")}
-    with watched(clock), profile(activities=[ProfilerActivity.CPU], with_flops=True) as seen:
+def by_phase(contender: Contender, epochs: int, epoch: float) -> dict[str, float]:
+    """Train with the profiler; return seconds of an epoch, which takes ``epoch`` without it."""
+    with gas.profile(contender.model) as found:
         for _ in range(epochs):
             contender.epoch()
-    for event in seen.key_averages():
-        if event.key.startswith("aten::"):
-            phase = kinds.get(event.key, "elementwise")
-            clock.seconds[phase] += event.self_cpu_time_total / 1e6
-            if phase == "dense":
-                clock.flops[phase] += event.flops
-    for values in (clock.seconds, clock.bytes, clock.flops):
-        for phase in values:
-            values[phase] /= epochs
-    return clock, contender
+    seconds = {name: value / epochs for name, value in found.seconds.items() if name != "Python"}
+    return {**seconds, "Python": max(0.0, epoch - sum(seconds.values()))}
 
 
-def least(clock: Clock, contender: Contender, features: int) -> None:
-    """Count the least bytes and operations of the phases whose calls don't give them."""
-    clock.bytes["optimiser"] = ADAM_BYTES * sum(p.numel() for p in contender.model.parameters())
-    rows = 0
-    for batch in contender.batches:
-        if isinstance(batch.data.adj_t, gas.nn.Adjacency) and batch.n_id.numel():
-            clock.bytes["batches"] += ENTRY_BYTES * batch.data.adj_t.num_entries
-        rows += batch.data.num_nodes
-    clock.bytes["features"] = 2 * 4 * features * rows
-    histories = getattr(contender.model, "histories", ())
-    if any(batch.n_id.numel() for batch in contender.batches):
-        clock.bytes["histories"] = sum(
-            2 * h.num_embeddings * h.embedding_dim * 4 for h in histories
-        )
-
-
-def cells(clock: Clock, epoch: float, bounds: dict[str, float]) -> list[str]:
+def cells(seconds: dict[str, float], bounds: dict[str, float]) -> list[str]:
     """Return the phases of one contender, and their bounds."""
     found = []
     for phase in PHASES:
-        seconds = clock.seconds[phase]
-        if phase == "Python":
-            seconds = max(0.0, epoch - sum(clock.seconds.values()))
+        spent = seconds.get(phase, 0.0)
         bound = f" ({1000 * bounds[phase]:.1f})" if phase in bounds else ""
-        found.append(f"{1000 * seconds:.1f}{bound}" if seconds or bound else "-")
+        found.append(f"{1000 * spent:.1f}{bound}" if spent or bound else "-")
     return found
 
 
@@ -218,7 +150,7 @@ def make_gat(case: Case, graph: Graph, full_batch: bool) -> Contender:
 
 
 WORKLOADS: list[tuple[str, Case, Callable[..., Contender], Callable[..., Contender]]] = [
-    *(("GCN", case, make_gas, make_own_full_batch) for case in GCN_CASES),
+    *(("GCN", case, make_gas, make_own_full_batch) for case in CASES),
     (
         "GAT",
         GAT_CASE,
@@ -229,11 +161,9 @@ WORKLOADS: list[tuple[str, Case, Callable[..., Contender], Callable[..., Contend
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="phases")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--datasets", nargs="*", help="a part of the workloads")
-    parser.add_argument("--name", default="phases", help="of the results")
     args = parser.parse_args()
 
     bandwidth, peak = speeds()
@@ -246,20 +176,19 @@ def main() -> None:
         names = ("histories", "full batch")
         plain = {n: make(case, graph) for n, make in zip(names, makers, strict=True)}
         times = time_in_turn({n: c.epoch for n, c in plain.items()}, repeats, 2)
-        for name, make in zip(names, makers, strict=True):
+        for name in names:
             epoch = times[name]["median"]
-            clock, contender = by_phase(functools.partial(make, case, graph), repeats)
-            least(clock, contender, graph.data.num_features)
-            bounds = clock.bounds(bandwidth, peak)
-            found = {"epoch": epoch, "seconds": dict(clock.seconds), "bounds": bounds}
+            seconds = by_phase(plain[name], repeats, epoch)
+            bounds = count_work(plain[name], graph.data.num_features).bounds(bandwidth, peak)
+            found = {"epoch": epoch, "seconds": seconds, "bounds": bounds}
             settings = {"model": kind, "settings": vars(case), "contender": name}
             results.append({**settings, **found})
             label = f"{case.dataset}, {kind} {case.num_layers}x{case.hidden_channels}"
-            rows.append([label, name, f"{1000 * epoch:.1f}", *cells(clock, epoch, bounds)])
+            rows.append([label, name, f"{1000 * epoch:.1f}", *cells(seconds, bounds)])
     table = markdown(["workload", "contender", "epoch", *PHASES], rows)
     notes = (
         "Milliseconds, and in brackets what a phase takes at best; phases were timed in epochs of "
-        f"their own, with timers. A copy reads and writes {bandwidth / 1e9:.1f} GB/s, a dense "
+        f"their own, by gas.profile. A copy reads and writes {bandwidth / 1e9:.1f} GB/s, a dense "
         f"product does {peak / 1e9:.0f} GFLOP/s."
     )
     content = {"bytes_per_s": bandwidth, "flops": peak, "workloads": results}

@@ -15,15 +15,12 @@ Histories on disk aren't in it: pages of the file that the system keeps count as
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import statistics
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from common import markdown, save
+from common import make_parser, markdown, run_apart, save
 from torch_geometric.data import Data
 from tqdm import tqdm
 
@@ -112,12 +109,6 @@ def train(root: str, case: Case, way: tuple[int, int, str], epochs: int) -> dict
     return {"peak_bytes": run.peak_rss_bytes, "epoch_seconds": run.epoch_seconds}
 
 
-def apart(function: Callable[..., Any], *args: Any) -> Any:
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as process:
-        return process.submit(function, *args).result()
-
-
 # Tables -------------------------------------------------------------------------------------------
 
 
@@ -127,13 +118,13 @@ def key(one: dict[str, Any]) -> tuple[int, int, str]:
 
 def look_at(args: argparse.Namespace, case: Case) -> tuple[list[dict[str, Any]], list[dict]]:
     """Return the sweep of a graph, and the plan's choice."""
-    candidates = [one for one in apart(predict, args.root, case) if one["store"] == "host"]
+    candidates = [one for one in run_apart(predict, args.root, case) if one["store"] == "host"]
     predicted = {key(one): one for one in candidates}
     measured: dict[tuple[int, int, str], dict[str, Any]] = {}
 
     def measure(way: tuple[int, int, str]) -> dict[str, Any]:
         if way not in measured:
-            measured[way] = apart(train, args.root, case, way, args.epochs)
+            measured[way] = run_apart(train, args.root, case, way, args.epochs)
         return measured[way]
 
     for way in tqdm(case.ways, desc=str(case)):
@@ -186,8 +177,7 @@ def error(one: dict[str, Any], name: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--datasets", nargs="*", help="a part of the cases")
     args = parser.parse_args()

@@ -11,13 +11,12 @@ has other work. The first epoch, which computes the sums, isn't among them.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 
 import torch
-from common import markdown, save, time_in_turn
-from time_to_accuracy import MODELS, read_graph
+from common import make_parser, markdown, save, time_in_turn
+from time_to_accuracy import make_net, read_graph
 from torch_geometric.data import Data
 
 import gas
@@ -41,10 +40,7 @@ def contender(
 ) -> tuple[Callable[[], object], gas.SubgraphLoader]:
     """Return an epoch of training, and its loader."""
     _, kind, num_parts, batch_size, _ = case.rsplit(":", 4)
-    torch.manual_seed(0)
-    num_classes = int(data.y.max()) + 1
-    net = MODELS[kind](data.num_features, 128, 3, num_classes, dropout=0.5, norm="batch_norm")
-    model = gas.to_scalable(net, data)
+    model = gas.to_scalable(make_net(data, kind, "batch", 0), data)
     graph = gas.cluster(data, int(num_parts), model=model, log=False)
     loader = gas.SubgraphLoader(
         graph, batch_size=int(batch_size), shuffle=True, precompute=precompute, log=False
@@ -55,11 +51,9 @@ def contender(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="precompute")
     parser.add_argument("--cases", nargs="*", default=CASES, help="graph:model:parts:batch:width")
     parser.add_argument("--epochs", type=int, default=9, help="timed epochs")
-    parser.add_argument("--name", default="precompute", help="of the results, or a path")
     args = parser.parse_args()
     cases, rows = {}, []
     for case in args.cases:

@@ -22,13 +22,9 @@ Results of earlier runs are kept for what ``--only`` leaves out.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import math
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -38,9 +34,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, load, save
-from hundred_million import alone
-from ranks_tables import FEATURES, PART_NODES, RANKS, VALIDATED_PARTS, model_of, tables
+from common import RESULTS, load, make_parser, run_ranks, save, say_result
+from hundred_million import AVG_DEGREE, PART_NODES, alone
+from ranks_tables import FEATURES, RANKS, VALIDATED_PARTS, model_of, tables
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -55,13 +51,11 @@ from gas.native import write_json
 
 LARGE_RANKS = (4, 64, 1024)
 NODES, LARGE_NODES = 500_000, 5_000_000
-AVG_DEGREE = 20
 KINDS = ("planted", "R-MAT", "R-MAT, weighed")
 QUADRANTS = (0.57, 0.19, 0.19)  # Of R-MAT, as Graph500 has them; the rest is the fourth.
 
 DEGREES = (4, 25)  # Of the two graphs whose mini-batches are measured; papers100M: 14.4.
 VALIDATED_RANKS, VALIDATED_NODES, VALIDATED_EPOCHS = (1, 2, 4), (40_000, 200_000), 3
-RESULT = "result: "
 STEPS = ("statistics", "large", "machine", "validation", "tables")
 
 
@@ -234,22 +228,7 @@ def worker(num_nodes: int) -> None:
         "sent_bytes": model.traffic.sent_bytes - sent,
     }
     found = {key: value / VALIDATED_EPOCHS for key, value in found.items()}
-    every: list[Any] = [None] * num_ranks
-    torch.distributed.all_gather_object(every, found)
-    if rank == 0:
-        print(f"{RESULT}{json.dumps(every)}", flush=True)
-    torch.distributed.destroy_process_group()
-
-
-def launch(num_ranks: int, num_nodes: int) -> list[dict[str, float]]:
-    """Return the time of every process in an epoch, and the bytes it sent."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(num_ranks), __file__, "--worker", str(num_nodes)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    told = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
-    if not told:
-        raise RuntimeError(done.stderr)
-    return json.loads(told[0].removeprefix(RESULT))
+    say_result(found)
 
 
 def measure_one(num_nodes: int, ranks: int) -> dict[str, Any]:
@@ -307,14 +286,14 @@ def validate(memory: int) -> list[dict[str, Any]]:
             predicted = alone(memory, predict, num_ranks, num_nodes, machine)
             if "not_measured" in predicted:
                 return [predicted]
-            found = launch(num_ranks, num_nodes)
+            found = run_ranks(__file__, num_ranks, "--worker", str(num_nodes))
             known = {"ranks": num_ranks, "nodes": num_nodes, "machine": machine}
             results.append(known | {"predicted": predicted, "found": found})
     return results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__, root=False)
     parser.add_argument("--root", default="data", help="where the larger graph is kept, 1.7 GB")
     parser.add_argument("--only", nargs="*", choices=STEPS, default=STEPS)
     parser.add_argument("--large", action="store_true", help="100 million edges, too")

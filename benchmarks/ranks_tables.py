@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from common import markdown
+from hundred_million import PART_NODES, PARTS_PER_BATCH
 
 import gas
 from gas.contrib.simulation import Machine, PartitionStatistics, simulate
@@ -13,7 +14,6 @@ from gas.native.memory import human
 
 RANKS = (2, 4, 8, 16, 32, 64, 256, 1024)
 FITTED = (4, 16, 64)
-PART_NODES, PARTS_PER_BATCH = 3125, 8
 VALIDATED_PARTS = 64
 
 # What is simulated.

@@ -8,12 +8,11 @@ A B A B; pyg_autoscale is listed as not measured where it can't be imported.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import torch
 import torch_geometric.transforms as T
-from common import imports, markdown, save, time_in_turn
+from common import imports, make_parser, markdown, save, time_in_turn
 
 import gas
 from gas.datasets import get_data
@@ -24,8 +23,7 @@ CASES = {"Cora": (40, 10), "FacebookPagePage": (64, 8), "planted:200000": (64, 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=11)
     args = parser.parse_args()
 

@@ -11,14 +11,13 @@ stay. Products alone are what :func:`gas.nn.spmm` would do of the same. Contende
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
 from collections.abc import Callable
 from itertools import product
 
 import torch
-from common import markdown, save, time_in_turn
+from common import make_parser, markdown, save, time_in_turn
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 import gas
@@ -88,7 +87,7 @@ def contenders(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = make_parser(__doc__, root=False)
     parser.add_argument("--sources", type=int, nargs="+", default=[500, 4000, 20000])
     parser.add_argument("--relations", type=int, nargs="+", default=[2, 4, 6])
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 64, 256])

@@ -9,13 +9,12 @@ and of 500 at growing shares, which show from where on sparse features don't pay
 
 from __future__ import annotations
 
-import argparse
 import copy
 import warnings
 from typing import Any
 
 import torch
-from common import markdown, save, time_in_turn
+from common import make_parser, markdown, save, time_in_turn
 from contenders import Case, Graph, make_gas, make_own_full_batch, partition, prepare
 from tqdm import tqdm
 
@@ -44,12 +43,10 @@ def measure(case: Case, graph: Graph, repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="sparse_features")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--nodes", type=int, default=20_000, help="of generated graphs")
-    parser.add_argument("--name", default="sparse_features", help="of the results")
     args = parser.parse_args()
     torch.manual_seed(0)
     warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")

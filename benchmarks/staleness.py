@@ -11,12 +11,11 @@ a batch differ even if the weights don't change: three epochs at a learning rate
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from typing import Any
 
 import torch
-from common import markdown, save
+from common import make_parser, markdown, save
 from time_to_accuracy import LAYERS, NORMS, read_graph
 from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
@@ -64,13 +63,11 @@ def rows_of(runs: dict[str, Any]) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="staleness")
     parser.add_argument("--graph", default="AmazonComputers")
     parser.add_argument("--parts", type=int, nargs=2, default=(512, 64), help="all, and per batch")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", default="staleness", help="of the results, or a path")
     args = parser.parse_args()
     data, runs = read_graph(args.root, args.graph), {}
     for norm in NORMS:

@@ -18,8 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import load, markdown
+from common import RESULTS, load, markdown
 from grid import FULL, HISTORIES, RATES, best_rate, is_done
+from time_to_accuracy import BELOW, best_of, first_above
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,10 +33,28 @@ MODELS = {"SAGE": "GraphSAGE"}
 GIB, MIB = 2**30, 2**20
 
 
+def columns_of(
+    name: str, names: dict[int, str], number: int = 0, only: tuple[int, str] | None = None
+) -> str:
+    """Return some columns of a table that a script has printed, with other names.
+
+    Args:
+        name: The name of its results.
+        names: The new names, by the positions of columns.
+        number: The position of the table among those of the script. (default: ``0``)
+        only: A column, and what it has in the rows that are shown. (default: all rows)
+    """
+    text = (RESULTS / f"{name}.md").read_text()
+    lines = re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)[number].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    shown = [row for row in rows if only is None or row[only[0]] == only[1]]
+    return markdown(list(names.values()), [[row[at] for at in names] for row in shown])
+
+
 def seconds_until(run: dict[str, Any], score: float) -> float | None:
     """Return the seconds of training until the validation score is reached, if it is."""
-    pairs = zip(run["seconds"], run["val"], strict=True)
-    return next((seconds for seconds, value in pairs if value >= score), None)
+    epoch = first_above(run, score)
+    return None if epoch is None else run["seconds"][epoch]
 
 
 def median_epoch(way: dict[str, Any]) -> float:
@@ -53,7 +72,7 @@ def time_to_accuracy() -> str:
         graph, model, norm, lr, _ = case.split(":")
         full, histories = runs["full batch"], runs["histories"]
         best = max(full["val"])
-        until = [seconds_until(run, best - 0.005) for run in (full, histories)]
+        until = [seconds_until(run, best - BELOW) for run in (full, histories)]
         longest = f"not reached in {histories['seconds'][-1]:.0f} s"
         took = longest if until[1] is None else f"{until[1]:.1f} s"
         rows.append([
@@ -95,15 +114,14 @@ SHARES = {
 
 def steps_until(run: dict[str, Any], score: float) -> int | None:
     """Return the steps until the validation score is reached, if it is."""
-    per_epoch = run["steps"]
-    epochs = next((n for n, value in enumerate(run["val"], 1) if value >= score), None)
-    return None if epochs is None else epochs * per_epoch
+    epoch = first_above(run, score)
+    return None if epoch is None else (epoch + 1) * run["steps"]
 
 
 def loaders() -> str:
     """Seconds to accuracy of histories and of PyG's loaders."""
     (runs,) = load("time_to_accuracy_pyg")["cases"].values()
-    goal = max(runs["full batch"]["val"]) - 0.005
+    goal = max(runs["full batch"]["val"]) - BELOW
     own = seconds_until(runs["full batch"], goal)
     rows = []
     for contender, label in LOADERS.items():
@@ -144,7 +162,7 @@ def from_papers() -> str:
             if run is None:
                 row += ["not measured", "", ""]
                 continue
-            seconds = seconds_until(run, max(runs["full batch"]["val"]) - 0.005)
+            seconds = seconds_until(run, max(runs["full batch"]["val"]) - BELOW)
             epoch = statistics.median(b - a for a, b in itertools.pairwise(run["seconds"]))
             row += [
                 f"{100 * max(run['val']):.1f} %",
@@ -164,7 +182,7 @@ def parts_of_fit() -> str:
         cells = []
         for case in CASES.values():
             run = found[case][contender]
-            steps = steps_until(run, max(found[case]["full batch"]["val"]) - 0.005)
+            steps = steps_until(run, max(found[case]["full batch"]["val"]) - BELOW)
             low, high = (100 * f(run["val"][-10:]) for f in (min, max))
             reached = "not reached" if steps is None else f"{steps}"
             best = 100 * max(run["val"])
@@ -179,7 +197,7 @@ def shares() -> str:
     rows = []
     for label, case in CASES.items():
         runs = found[case]
-        goal = max(runs["full batch"]["val"]) - 0.005
+        goal = max(runs["full batch"]["val"]) - BELOW
         for unit, count, form in (
             ("steps", steps_until, "{:.0f}"), ("seconds", seconds_until, "{:.1f} s"),
         ):  # fmt: skip
@@ -195,7 +213,7 @@ def depth() -> str:
     rows = []
     for case, runs in load("time_to_accuracy_depth")["cases"].items():
         full = runs["full batch"]
-        goal = max(full["val"]) - 0.005
+        goal = max(full["val"]) - BELOW
         until = seconds_until(full, goal)
         assert until is not None  # It is the full batch's own score.
         row = [case.split(":")[1].split("-")[1], f"{100 * max(full['val']):.1f} %, {until:.1f} s"]
@@ -207,22 +225,34 @@ def depth() -> str:
     return markdown(["layers", "our full batch", "histories", "ClusterLoader"], rows)
 
 
+def epochs_of(name: str, contenders: dict[str, str] | None = None) -> str:
+    """Median time of an epoch, and ratios to gas; of all contenders, unless some are given."""
+    cases, rows = load(name)["cases"], []
+    others = [each for each in next(iter(cases.values()))["ratio_over_gas"] if each != "gas"]
+    contenders = contenders or dict(zip(others, others, strict=True))
+    for graph, case in cases.items():
+        settings = case["settings"]
+        model = f"GCN {settings['num_layers']}x{settings['hidden_channels']}"
+        rows.append([
+            graph, f"{model}, {settings['num_parts']} / {settings['batch_size']}",
+            f"{1e3 * case['seconds']['gas']['median']:.1f} ms",
+            *(f"{case['ratio_over_gas'][each]:.2f}x" for each in contenders),
+        ])  # fmt: skip
+    return markdown(["graph", "model, parts / per batch", "gas", *contenders.values()], rows)
+
+
 def epoch_time() -> str:
-    """Median time of an epoch, and ratios to gas."""
-    contenders = {
+    """Time of an epoch against full batches and ClusterLoader."""
+    names = {
         "gas, converted": "converted from PyG", "gas full batch": "gas, full batch",
         "PyG full batch": "PyG, full batch", "ClusterLoader": "ClusterLoader",
     }  # fmt: skip
-    rows = []
-    for graph, case in load("epoch_time_own")["cases"].items():
-        settings = case["settings"]
-        layers = f"{settings['num_layers']}x{settings['hidden_channels']}"
-        parts = f"{settings['num_parts']} / {settings['batch_size']}"
-        ratios = [f"{case['ratio_over_gas'][name]:.2f}x" for name in contenders]
-        own = 1000 * case["seconds"]["gas"]["median"]
-        rows.append([graph, f"GCN {layers}, {parts}", f"{own:.1f} ms", *ratios])
-    head = ["graph", "model, parts / per batch", "gas", *contenders.values()]
-    return markdown(head, rows)
+    return epochs_of("epoch_time_own", names)
+
+
+def contenders() -> str:
+    """Time of an epoch against all contenders, those that need torch-sparse among them."""
+    return epochs_of("epoch_time")
 
 
 def score(found: dict[str, Any], scale: float) -> str:
@@ -265,7 +295,7 @@ def headline() -> str:
     epoch = scale["train"]["stages"][last]
     case = load("time_to_accuracy")["cases"]["AmazonComputers:SAGE:batch:0.005:seed 0"]
     best = max(case["full batch"]["val"])
-    until = [seconds_until(case[name], best - 0.005) for name in ("full batch", "histories")]
+    until = [seconds_until(case[name], best - BELOW) for name in ("full batch", "histories")]
     disk = load("out_of_core")
     ways = {way["way"]: way for way in disk["ways"]}
     medians = [median_epoch(ways[name]) for name in ("memory", "hot")]
@@ -308,7 +338,7 @@ def grid() -> str:
         graph, model, norm = cell.rsplit(":", 2)
         chosen = {way: best_rate(cases, cell, way) for way in (FULL, HISTORIES)}
         full, ours = (cases[f"{cell}:{rate}"][way] for way, rate in chosen.items())
-        until = [seconds_until(run, max(full["val"]) - 0.005) for run in (full, ours)]
+        until = [seconds_until(run, max(full["val"]) - BELOW) for run in (full, ours)]
         rows.append([
             graph, f"{MODELS.get(model, model)}, {NORMS[norm]}",
             *(f"{100 * max(run['val']):.1f} % (lr {rate.lstrip('0')})"
@@ -316,7 +346,7 @@ def grid() -> str:
             f"{until[0]:.1f} s",
             f"{until[1]:.1f} s" if until[1] else f"not reached in {ours['seconds'][-1]:.0f} s",
             f"{until[1] / until[0]:.2f}" if until[0] and until[1] else "",
-            fastest_ratio(cases, cell, max(full["val"]) - 0.005),
+            fastest_ratio(cases, cell, max(full["val"]) - BELOW),
         ])  # fmt: skip
     header = "graph|model|full batch|histories|full batch to accuracy|histories|over the full batch"
     return markdown([*header.split("|"), "each at its fastest rate"], rows)
@@ -355,7 +385,7 @@ def baselines() -> str:
     for graph, found in load("baselines")["graphs"].items():
         runs = cases.get(f"{graph}:SAGE:batch:0.005:seed 0", {})
         best = [
-            f"{100 * run['test'][max(range(len(run['val'])), key=run['val'].__getitem__)]:.1f}"
+            f"{100 * run['test'][best_of(run)]:.1f}"
             if (run := runs.get(contender)) else "not measured"
             for contender in ("full batch", "histories")
         ]  # fmt: skip
@@ -391,41 +421,20 @@ def published() -> str:
 
 def memory() -> str:
     """Peak memory of an epoch on the CPU, and the share of edges that it uses."""
-    contenders = "PyG full batch", "gas full batch", "ClusterLoader", "gas"
-    rows = []
-    for case in load("memory")["by_depth"]:
-        if case["device"] != "cpu":
-            continue
-        methods, settings = case["methods"], case["settings"]
-        cells = [
-            "not measured" if "not_measured" in (found := methods[name])
-            else f"{found['peak_bytes'] / MIB:,.0f} MiB, {100 * found['edges_used']:.0f} %"
-            for name in contenders
-        ]  # fmt: skip
-        held = methods["gas"]["peak_bytes"] + methods["gas"]["history_bytes"]
-        ratio = held / methods["gas full batch"]["peak_bytes"]
-        layers = str(settings["num_layers"])
-        rows.append([settings["dataset"], layers, *cells, f"{held / MIB:,.0f} MiB", f"{ratio:.2f}"])
-    return markdown(
-        ["graph", "layers", *contenders, "gas, with histories", "over gas full batch"], rows
-    )
+    names = {
+        0: "graph", 2: "layers", 3: "PyG full batch", 4: "gas full batch", 6: "ClusterLoader",
+        7: "gas", 8: "gas, with histories", 9: "over gas full batch",
+    }  # fmt: skip
+    return columns_of("memory", names, 0, (1, "cpu"))
 
 
 def memory_by_size() -> str:
     """Peak memory of an epoch, as graphs grow and parts don't."""
-    rows = []
-    for case in load("memory")["by_size"]:
-        if case["device"] != "cpu":
-            continue
-        kind, nodes = case["settings"]["dataset"].split(":")
-        own = case["gas"]
-        rows.append([
-            kind, f"{int(nodes):,}", f"{own['peak_bytes'] / MIB:.1f} MiB",
-            f"{own['ratio_over_smallest']:.2f}", f"{own['most_nodes']:,}",
-            f"{own['history_bytes'] / MIB:,.0f} MiB",
-        ])  # fmt: skip
-    head = "graph|nodes|gas|over the smallest|nodes of a batch and its halo|histories, not counted"
-    return markdown(head.split("|"), rows)
+    names = {
+        0: "graph", 1: "nodes", 3: "gas", 4: "over the smallest",
+        5: "nodes of a batch and its halo", 6: "histories, not counted",
+    }  # fmt: skip
+    return columns_of("memory", names, 1, (2, "cpu"))
 
 
 OPERATORS = {
@@ -455,31 +464,11 @@ def operators() -> str:
 
 def out_of_core() -> str:
     """Epochs in a third of the memory that they would take, and what the disk moves."""
-    found = load("out_of_core")
-    ways = {way["way"]: way for way in found["ways"]}
-    hits = ways["hot"]["hit_rate"]
-    labels = {
-        "memory": "all in memory, no limit", "packed": "packed",
-        "hot": f"packed, a tenth of the limit caches hot rows: {100 * hits:.0f} % of reads",
-        "killed": "the same, killed twice in an epoch, resumed",
-        "mapped": "memory-mapped files, not packed",
+    names = {
+        0: "", 1: "epoch", 2: "ratio", 3: "read", 4: "written", 7: "rows found in memory",
+        8: "test accuracy",
     }  # fmt: skip
-    rows = []
-    for name, label in labels.items():
-        way = ways[name]
-        seconds = median_epoch(way)
-        epochs = way["epochs"][1:] or way["epochs"]
-        read, written = (
-            statistics.median(each[key] for each in epochs) / GIB
-            for key in ("read_bytes", "write_bytes")
-        )
-        moved = ["", ""] if name == "memory" else [f"{read:.3g} GiB", f"{written:.1f} GiB"]
-        test = way.get("accuracy")
-        rows.append([
-            label, f"{seconds:.3g} s", f"{seconds / median_epoch(ways['memory']):.1f}x", *moved,
-            "not measured" if test is None else f"{100 * test:.2f} %",
-        ])  # fmt: skip
-    return markdown(["", "epoch", "ratio", "read", "written", "test accuracy"], rows)
+    return columns_of("out_of_core", names)
 
 
 def own_settings() -> str:
@@ -492,21 +481,6 @@ def own_settings() -> str:
         for graph in ("FacebookPagePage", "Minesweeper") for way in ("histories", "full_batch")
     ]  # fmt: skip
     return markdown(["", *models.values()], rows)
-
-
-def contenders() -> str:
-    """Median time of an epoch, and ratios of contenders that need torch-sparse, too."""
-    rows = []
-    for graph, case in load("epoch_time")["cases"].items():
-        settings, ratios = case["settings"], case["ratio_over_gas"]
-        model = f"GCN {settings['num_layers']}x{settings['hidden_channels']}"
-        rows.append([
-            graph, f"{model}, {settings['num_parts']} / {settings['batch_size']}",
-            f"{1e3 * case['seconds']['gas']['median']:.3g} ms",
-            *(f"{ratio:.2f}x" for name, ratio in ratios.items() if name != "gas"),
-        ])  # fmt: skip
-    others = [name for name in ratios if name != "gas"]
-    return markdown(["graph", "model, parts / per batch", "gas", *others], rows)
 
 
 def chosen_parts() -> str:
@@ -563,31 +537,16 @@ def sparse_features() -> str:
 
 def dynamic() -> str:
     """Time to add nodes to a graph, and to recompute what follows."""
-    rows = [
-        [f"{int(nodes):,}",
-         *(f"{1e3 * statistics.median(found['seconds'][key]):,.0f} ms"
-           for key in ("update", "refresh"))]
-        for nodes, found in load("dynamic")["results"].items()
-    ]  # fmt: skip
-    return markdown(["new nodes", "`update`", "`update_histories`"], rows)
+    return columns_of("dynamic", {0: "new nodes", 1: "`update`", 2: "`update_histories`"})
 
 
 def ranks_validation() -> str:
     """Predictions of the simulator beside what local processes took."""
-    rows = []
-    for case in load("ranks")["validation"]:
-        cpu, sent = (
-            statistics.mean(each[key] for each in case["found"])
-            for key in ("cpu_seconds", "sent_bytes")
-        )
-        predicted = case["predicted"]
-        rows.append([
-            f"{case['nodes']:,}", str(case["ranks"]), f"{predicted['cpu_seconds']:.2f} s",
-            f"{cpu:.2f} s", f"{100 * (predicted['cpu_seconds'] / cpu - 1):+.0f} %",
-            f"{predicted['sent_bytes']:,.0f}", f"{sent:,.0f}",
-        ])  # fmt: skip
-    head = "nodes|processes|CPU time, predicted|measured||bytes sent, predicted|measured"
-    return markdown(head.split("|"), rows)
+    names = {
+        0: "nodes", 1: "processes", 2: "CPU time, predicted", 3: "measured", 4: "",
+        7: "bytes sent, predicted", 8: "measured",
+    }  # fmt: skip
+    return columns_of("ranks", names, -1)
 
 
 CORE, FASTER = "1 core, measured", "100 times as fast, assumed"
@@ -618,34 +577,13 @@ def ranks_simulated() -> str:
     return markdown(["111 million nodes, 1.6 billion edges", "ranks", *head], rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "memory_by_size": memory_by_size,
-    "ranks_simulated": ranks_simulated,
-    "balance": balance,
-    "chosen_parts": chosen_parts,
-    "contenders": contenders,
-    "dynamic": dynamic,
-    "memory": memory,
-    "operators": operators,
-    "out_of_core": out_of_core,
-    "own_settings": own_settings,
-    "ranks_validation": ranks_validation,
-    "sparse_features": sparse_features,
-    "headline": headline,
-    "loaders": loaders,
-    "from_papers": from_papers,
-    "parts_of_fit": parts_of_fit,
-    "shares": shares,
-    "depth": depth,
-    "few_labels": few_labels,
-    "grid": grid,
-    "baselines": baselines,
-    "precompute": precompute,
-    "published": published,
-    "time_to_accuracy": time_to_accuracy,
-    "epoch_time": epoch_time,
-    "cora": cora,
-}
+MAKERS: tuple[Callable[[], str], ...] = (
+    memory_by_size, ranks_simulated, balance, chosen_parts, contenders, dynamic, memory,
+    operators, out_of_core, own_settings, ranks_validation, sparse_features, headline, loaders,
+    from_papers, parts_of_fit, shares, depth, few_labels, grid, baselines, precompute,
+    published, time_to_accuracy, epoch_time, cora,
+)  # fmt: skip
+TABLES = {each.__name__: each for each in MAKERS}
 
 
 def rewrite(text: str) -> str:

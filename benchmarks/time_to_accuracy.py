@@ -24,17 +24,17 @@ machine that has other work.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import load, markdown, mean_time, save
+from common import load, make_parser, markdown, mean_time, save
 from contenders import (
     AutoscaleLoader,
     cluster_loader,
@@ -245,6 +245,11 @@ def make_net(data: Data, kind: str, norm: str, seed: int) -> torch.nn.Module:
     )  # fmt: skip
 
 
+def best_of(run: dict[str, Any]) -> int:
+    """Return the epoch of the best validation score, from 0."""
+    return max(range(len(run["val"])), key=run["val"].__getitem__)
+
+
 def first_above(run: dict[str, Any], score: float) -> int | None:
     """Return the first epoch, from 0, whose validation score is at least ``score``."""
     return next((epoch for epoch, found in enumerate(run["val"]) if found >= score), None)
@@ -279,7 +284,7 @@ def measure(
     if FULL not in runs:
         runs[FULL] = start(FULL, float("inf"))
         yield
-    best = max(range(len(runs[FULL]["val"])), key=runs[FULL]["val"].__getitem__)
+    best = best_of(runs[FULL])
     seconds = 3 * runs[FULL]["seconds"][best] if most_seconds is None else most_seconds
     for contender in contenders:
         if contender in FROM_PAPERS and not kind.startswith("SAGE"):
@@ -295,10 +300,7 @@ def rows_of(case: str, runs: dict[str, Any]) -> list[list[object]]:
     whole = first_above(runs[FULL], best - BELOW)
     rows: list[list[object]] = []
     for contender, run in runs.items():
-        epoch, top = (
-            first_above(run, best - BELOW),
-            max(range(len(run["val"])), key=run["val"].__getitem__),
-        )
+        epoch, top = first_above(run, best - BELOW), best_of(run)
         reached = ["not reached"] * 4
         if epoch is not None and whole is not None:
             seconds, of = run["seconds"][epoch], runs[FULL]["seconds"][whole]
@@ -316,8 +318,7 @@ def rows_of(case: str, runs: dict[str, Any]) -> list[list[object]]:
 
 def main() -> None:
     every = (*CONTENDERS, *OF_PYG, *FROM_PAPERS)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="data")
+    parser = make_parser(__doc__, name="time_to_accuracy")
     parser.add_argument("--cases", nargs="*", default=CASES, help="graph:model:norm:lr")
     parser.add_argument("--contenders", nargs="*", default=every, choices=every)
     parser.add_argument("--seed", type=int, default=0)
@@ -327,14 +328,11 @@ def main() -> None:
     parser.add_argument(
         "--processor-time", action="store_true", help="for a machine with other work"
     )
-    parser.add_argument("--name", default="time_to_accuracy", help="of the results, or a path")
     args = parser.parse_args()
     if args.processor_time:
         time.perf_counter = time.process_time
 
-    def get_data(name: str) -> Data:
-        return read_graph(args.root, name)
-
+    get_data = partial(read_graph, args.root)
     cases = load(args.name).get("cases", {})
     for case in args.cases:
         runs = cases.setdefault(f"{case}:seed {args.seed}", {})

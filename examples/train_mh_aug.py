@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 import gas
-from gas.augment import PUBLISHED, mh_aug_loss
+from gas.augment import PUBLISHED, Statistics, mh_aug_loss
 from gas.datasets import dataset_key, get_data
 from gas.native import report_progress
 from gas.training import FullBatch, Run, run_epochs, train_epoch
@@ -27,7 +28,7 @@ from gas.training import FullBatch, Run, run_epochs, train_epoch
 MODELS = {"gcn": gas.models.GCN, "sage": gas.models.GraphSAGE, "gat": gas.models.GAT}
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--dataset", default="planted:2000", help="name or path (%(default)s)")
     parser.add_argument("--root", default="data", help="folder of PyG's data sets (%(default)s)")
@@ -43,11 +44,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--patience", type=int, default=200, help="(%(default)s epochs)")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     for name in ("epochs", "patience", "num_parts", "batch_size"):
         if getattr(args, name) < 1:
             option, value = name.replace("_", "-"), getattr(args, name)
             parser.error(f"argument --{option} is {value}, expected at least 1")
+    args.published = PUBLISHED.get(dataset_key(args.dataset), PUBLISHED["cora"])
     return args
 
 
@@ -69,12 +71,10 @@ def make_model(args: argparse.Namespace, raw: Data, num_classes: int) -> gas.Sca
     return model.to(args.device)
 
 
-def main() -> None:
-    args = parse_args()
-    data, _, num_classes = get_data(args.root, args.dataset)
-    if data.y.dim() != 1 or data.y.is_floating_point():
-        raise ValueError(f"'--dataset' is {args.dataset}, expected one with one class per node")
-    args.published = PUBLISHED.get(dataset_key(args.dataset), PUBLISHED["cora"])
+def train(
+    args: argparse.Namespace, data: Data, num_classes: int, augments: bool = True
+) -> tuple[Run, Statistics]:
+    """Train on views of the graph, or, if ``augments`` is false, on the graph alone."""
     torch.manual_seed(args.seed)
     perm, ptr = gas.metis(data.edge_index, args.num_parts if args.histories else 1, log=False)
     raw = gas.permute(data, perm, log=False)
@@ -82,7 +82,7 @@ def main() -> None:
     loader = gas.SubgraphLoader(
         raw, ptr, args.batch_size, shuffle=True, log=False,
         layout="csr" if "cuda" in args.device else "fused",
-        epoch_transform=chain, graph_transform=model.transform,
+        epoch_transform=chain if augments else None, graph_transform=model.transform,
     )  # fmt: skip
     whole = FullBatch(raw if model.transform is None else model.transform(raw), args.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=5e-4)
@@ -91,12 +91,13 @@ def main() -> None:
         teacher = chain.previous_is_milder if args.teacher else None
         return mh_aug_loss(*outs_and_labels, **args.published.loss, teacher_is_first=teacher)
 
-    def train() -> float:
+    def epoch() -> float:
         return train_epoch(model, loader, optimizer, view_loss=view_loss)
 
     def evaluate(model: gas.ScalableGNN) -> Tensor:
         out = whole(model, fill=True)  # The histories are exact afterwards.
-        chain.update_entropy(out)
+        if augments:
+            chain.update_entropy(out)
         return out
 
     with torch.no_grad():
@@ -107,9 +108,18 @@ def main() -> None:
             ticker.done = len(run)
 
         run = run_epochs(
-            model, raw, train, evaluate, args.epochs, on_epoch=note, patience=args.patience
+            model, raw, epoch, evaluate, args.epochs, on_epoch=note, patience=args.patience
         )
-    best, done = run.best_epoch, chain.statistics()
+    return run, chain.statistics()
+
+
+def main() -> None:
+    args = parse_args()
+    data, _, num_classes = get_data(args.root, args.dataset)
+    if data.y.dim() != 1 or data.y.is_floating_point():
+        raise ValueError(f"'--dataset' is {args.dataset}, expected one with one class per node")
+    run, done = train(args, data, num_classes)
+    best = run.best_epoch
     how = f"histories, {args.num_parts} parts" if args.histories else "full batch"
     print(f"{args.model} on {args.dataset}, MH-Aug, {how}, {len(run)} epochs")
     print(f"  test accuracy        {100 * run.test_acc[best]:.2f} %")

@@ -185,7 +185,7 @@ def test_bandwidth(results, script, monkeypatch):
 @pytest.mark.slow
 def test_memory(results, script, monkeypatch):
     bench = script("memory")
-    monkeypatch.setattr(bench, "ProcessPoolExecutor", Inline)
+    monkeypatch.setattr(script("common"), "ProcessPoolExecutor", Inline)
     monkeypatch.setattr(bench, "QUICK", (bench.Case("planted:500", 2, 8, 5, 2, 0.3),))
     monkeypatch.setattr(bench, "SMALL", bench.Case("planted:200", 2, 8, 5, 2, 0.3))
     monkeypatch.setattr(bench, "LEAST_STEPS", 4)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow  # Programs run as such.
 @pytest.fixture
 def bench(tmp_path):
     """A copy of the script, which writes its results into its own folder."""
-    for name in ("hundred_million.py", "common.py", "scaling.py", "contenders.py"):
+    for name in ("hundred_million.py", "common.py"):
         (tmp_path / name).write_text((ROOT / "benchmarks" / name).read_text())
     return tmp_path
 

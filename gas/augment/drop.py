@@ -10,8 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.augment.base import Augmentation
-from gas.augment.checks import check_probability
-from gas.augment.units import GraphState
+from gas.augment.units import GraphState, check_probability
 from gas.native import subset
 
 

@@ -1,12 +1,47 @@
-"""The loss of training with MH-Aug."""
+"""The loss of training with MH-Aug, and published settings of the loss and the chain.
+
+Source: Park et al., *Metropolis-Hastings Data Augmentation for Graph Neural Networks*, NeurIPS
+2021, and its code, in the convention of the paper: ``lam2`` and ``lam4`` are 1 minus the options of
+that code.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gas.native import on_host
+
+
+class PublishedSettings(NamedTuple):
+    """Settings for one data set: of :class:`gas.MHAug`, and of :func:`gas.augment.mh_aug_loss`."""
+
+    chain: dict[str, float]
+    loss: dict[str, float]
+
+
+PUBLISHED = {
+    "cora": PublishedSettings(
+        {
+            "mu_e": 0.3, "mu_v": 0.7, "sigma_delta_e": 0.1, "sigma_delta_v": 0.01,
+            "a_e": 10, "b_e": 1, "a_v": 1, "b_v": 1,
+            "lam1": 5, "lam2": 0.9999, "lam3": 1, "lam4": 0.999,
+        },
+        {"kl": 0.5, "h": 0.5},
+    ),
+    "citeseer": PublishedSettings(
+        {
+            "mu_e": 0.2, "mu_v": 0.5, "sigma_delta_e": 0.005, "sigma_delta_v": 0.1,
+            "a_e": 5, "b_e": 1, "a_v": 10, "b_v": 0.1,
+            "lam1": 1, "lam2": 0.9999, "lam3": 10, "lam4": 0.999,
+        },
+        {"kl": 0.2, "h": 0.5},
+    ),
+}  # fmt: skip
+"""Settings by the name of a data set; start with those of Cora for others."""
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -30,9 +65,6 @@ def mh_aug_loss(
 
     Cross entropy is the mean over labelled nodes, the others over all rows; pass those of in-batch
     nodes alone. Gradients reach all three outputs, but for those of a teacher.
-
-    Source: Park et al., *Metropolis-Hastings Data Augmentation for Graph Neural Networks*, NeurIPS
-    2021.
 
     Args:
         logits: Outputs for the original graph, of shape ``[nodes, classes]``.

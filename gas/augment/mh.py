@@ -14,16 +14,16 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.augment.base import Augmentation
-from gas.augment.checks import (
+from gas.augment.distributions import PROPOSALS, Target, log_choose
+from gas.augment.statistics import Statistics, Tally
+from gas.augment.units import (
+    GraphState,
     check_fraction,
     check_not_negative,
     check_positive,
     check_probability,
     check_rate,
 )
-from gas.augment.distributions import PROPOSALS, Target, log_choose
-from gas.augment.statistics import Statistics, Tally
-from gas.augment.units import GraphState
 from gas.native import check_flags, check_integer, on_host, subset
 
 

@@ -1,8 +1,12 @@
-"""Units that an augmentation drops: edges or pairs of edges, and features of nodes."""
+"""Units that an augmentation drops, edges or pairs of edges, and features; checks of options."""
 
 from __future__ import annotations
 
+import math
+import numbers
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -166,6 +170,37 @@ def check_mask(name: str, mask: Tensor, size: int, what: str, device: torch.devi
             f"'{name}' is {mask.dtype} of shape {shape} on {mask.device}, expected torch.bool of "
             f"shape [{size}] on {device}: one entry for each of the graph's {what}"
         )
+
+
+def check_fraction(**options: float) -> None:
+    """Refuse values outside of ``[0, 1]``."""
+    _check(options, lambda v: 0.0 <= v <= 1.0, "a number in [0, 1]")
+
+
+def check_probability(**options: float) -> None:
+    """Refuse values outside of ``[0, 1]``, in the words of a probability."""
+    _check(options, lambda v: 0.0 <= v <= 1.0, "a probability in [0, 1]")
+
+
+def check_rate(**options: float) -> None:
+    """Refuse values that aren't between 0 and 1."""
+    _check(options, lambda v: 0.0 < v < 1.0, "a rate between 0 and 1")
+
+
+def check_not_negative(**options: float) -> None:
+    """Refuse negative, infinite and NaN values."""
+    _check(options, lambda v: 0.0 <= v < math.inf, "a finite number of at least 0")
+
+
+def check_positive(**options: float) -> None:
+    """Refuse values that aren't positive and finite."""
+    _check(options, lambda v: 0.0 < v < math.inf, "a finite number above 0")
+
+
+def _check(options: dict[str, Any], fits: Callable[[Any], bool], wanted: str) -> None:
+    for name, value in options.items():
+        if not isinstance(value, numbers.Real) or not fits(value):
+            raise ValueError(f"'{name}' is {value!r}, expected {wanted}")
 
 
 def _pairs(src: Tensor, dst: Tensor, num_nodes: int) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
@@ -134,16 +133,9 @@ def save(
 
     if not background:
         return write()
-    future: Future[Path] = Future()
-    _under_way[folder] = future
-
-    def settle() -> None:
-        try:
-            future.set_result(write())
-        except BaseException as error:  # future.result() raises it.
-            future.set_exception(error)
-
-    threading.Thread(target=settle, name="gas-checkpoint").start()
+    executor = ThreadPoolExecutor(1, "gas-checkpoint")
+    _under_way[folder] = future = executor.submit(write)
+    executor.shutdown(wait=False)  # Its thread ends when the checkpoint is written.
     return future
 
 

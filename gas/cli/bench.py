@@ -16,10 +16,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 import gas
-from gas.cli.choices import MODELS, check_labels, check_splits
 from gas.cli.command import Signals
-from gas.cli.graphs import model_arguments, remove_edge_attributes
-from gas.cli.settings import Settings
+from gas.cli.graphs import check_labels, check_splits, model_arguments, remove_edge_attributes
+from gas.cli.settings import MODELS, Settings
 from gas.datasets import check_parts
 from gas.graph import with_edge_index
 from gas.native import PeakMemory, human, report_progress, resident_kinds

@@ -19,7 +19,6 @@ from torch_geometric.data import Data
 import gas
 from gas.cli import command, html
 from gas.cli.bench import Bench, show, summarise
-from gas.cli.choices import MODELS
 from gas.cli.doctor import examine, print_findings
 from gas.cli.graphs import check_folder_fits, model_arguments, warn_of_one_way_edges
 from gas.cli.options import explain_error, print_warnings_as_lines
@@ -27,7 +26,7 @@ from gas.cli.parser import MISSING, MODEL_NAMES
 from gas.cli.report import describe_machine, machine
 from gas.cli.results import write_table
 from gas.cli.runs import load_run
-from gas.cli.settings import Choice, Settings
+from gas.cli.settings import MODELS, Choice, Settings
 from gas.datasets import import_graph
 from gas.native import check_integer, replace_file, write_json
 

@@ -1,42 +1,24 @@
-"""The graph of an experiment, prepared for training and evaluation."""
+"""The graph of an experiment: its checks, its targets, and what its models are made of."""
 
 from __future__ import annotations
 
 import copy
+import math
+import numbers
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import degree
 
-from gas import (
-    EvalSubgraphLoader,
-    PartitionReport,
-    SubgraphLoader,
-    cluster,
-    metis,
-    open_graph,
-    partition_report,
-    permute,
-)
-from gas.cli.settings import Settings
-from gas.graph import (
-    is_graph_folder,
-    keys_by_row,
-    remove_edges,
-    select_rows,
-    with_edge_index,
-)
+from gas import EvalSubgraphLoader, PartitionReport, SubgraphLoader, cluster, open_graph
+from gas.graph import entry_rows, has_entry, is_graph_folder, keys_by_row, select_rows
 from gas.history import is_encoded
 from gas.native import free_memory, human, is_sparse, warn
-from gas.training import FullBatch
-
-if TYPE_CHECKING:
-    from gas.models import LayeredGNN
-
+from gas.training import FullBatch, check_known_targets, is_real, known_target_mask
 
 PARTS = "graph"  # The graph folder of a run.
 MOST_COUNTED = 2**16  # Edges whose reverses are looked for, in 10 MB.
@@ -77,60 +59,65 @@ def check_folder_fits(path: str | Path, reader: str) -> None:
         )
 
 
-def prepare_graph(
-    data: Data,
-    modes: set[str],
-    *,
-    cls: type[LayeredGNN],
-    settings: Settings,
-    full_batch: bool,
-    layout: str,
-    partition: str,
-    keep_edges: bool,
-    keep_raw: bool,
-    device: torch.device | str,
-    log: bool,
-    folder: Path | None = None,
-) -> Graph:
-    """Partition a graph, and prepare it for training and evaluation.
+def check_labels(data: Data) -> None:
+    """Refuse missing labels, a single class, labels but 0 and 1, and unknown training labels."""
+    y, mask = data.get("y"), data.get("train_mask")
+    if y is None:
+        raise ValueError("'data' has no 'y': expected classes [N], labels [N, C] or real numbers")
+    known = known_target_mask(y)
+    if y.dim() == 2 and not is_real(y):
+        wrong = y[known & (y != 0) & (y != 1)]
+        if wrong.numel():
+            raise ValueError(
+                f"'data.y' has shape {list(y.shape)} and holds {float(wrong.max()):g}, expected 0 "
+                "and 1 for several labels, or real numbers of shape [N]"
+            )
+    if y.dim() == 1 and not is_real(y) and int(y.max()) == 0:
+        raise ValueError(
+            "'data.y' holds a single class, expected at least two: check the labels, or give real "
+            "numbers"
+        )
+    if mask is not None and mask.numel():
+        check_known_targets(y, mask)
 
-    ``modes`` are those of evaluation and refresh, ``"full"`` and ``"layerwise"``; ``keep_raw``
-    keeps the graph before its transform, and its edges. For others see :class:`Experiment`.
+
+def set_real_targets(data: Any, nodes: Any) -> None:
+    """Replace integer targets of shape ``[N]`` by real numbers; negative ones, unknown, by NaN.
+
+    Args:
+        data: The graph. If it has ``classes``, which are numbers, they replace their positions.
+        nodes: What has the targets ``y``: the graph, or its nodes of a type.
+
+    Raises:
+        ValueError: If classes are texts.
     """
-    num_parts, batch_size = settings.num_parts or 1, settings.batch_size or 1
-    perm = ptr = None
-    options: dict[str, Any]
-    if "adj_t" in data:
-        data, perm, ptr = _open_parts(data, num_parts, partition, folder, log)
-    elif not full_batch:
-        options = {"num_nodes": data.num_nodes, "method": partition, "log": log}
-        perm, ptr = metis(data.edge_index, num_parts, **options)
-        data = permute(data, perm, log=log)
-    raw = data
-    if cls.transform is not None:  # It needs the whole graph.
-        data = cls.transform(with_edge_index(data))
-    loader = inference = parts = None
-    if ptr is not None:
-        if log:
-            parts = partition_report(data, ptr)
-            print(parts)
-        options = {"layout": layout, "log": False, "check": False}
-        options["edge_weight"] = cls.needs_weights
-        loader = SubgraphLoader(data, ptr, batch_size, shuffle=True, **options)
-        if "layerwise" in modes:
-            # Cutting batches again takes a few percent of the time to compute them, and no memory.
-            options |= {"like": loader, "cache": False}
-            inference = EvalSubgraphLoader(data, ptr, batch_size, **options)
-    full = full_batch or "full" in modes
-    whole = FullBatch(data, device, layout, cls.needs_weights, check=False) if full else None
-    arguments, shown = model_arguments(settings.architecture, data), repr(data)
-    if not (keep_edges or keep_raw):
-        for each in (loader, inference):
-            if each is not None:
-                each.forget_edges()
-        data = remove_edges(data) if loader is None else loader.data
-    raw_if_used = raw if keep_raw else None
-    return Graph(perm, raw_if_used, data, loader, inference, whole, arguments, shown, parts)
+    classes = getattr(data, "classes", None)
+    if classes is None:
+        nodes.y = nodes.y.float().masked_fill(nodes.y < 0, math.nan)
+        return
+    if not are_numbers(classes):
+        raise ValueError(
+            f"'metric' is r2, but the targets are classes such as {classes[0]!r}: choose accuracy "
+            "or micro_f1"
+        )
+    values = torch.tensor([*map(float, classes), math.nan])
+    nodes.y = values[nodes.y.long().clamp(min=-1)]
+    del data.classes
+
+
+def are_numbers(classes: Any) -> bool:
+    """Return whether the names of classes are numbers."""
+    return all(isinstance(name, numbers.Real) for name in classes)
+
+
+def check_splits(data: Data, name: str = "data") -> None:
+    """Refuse a graph without masks of training, validation and test nodes."""
+    for key in ("train_mask", "val_mask", "test_mask"):
+        if data.get(key) is None:
+            raise ValueError(
+                f"{name!r} has no {key!r}, by which models are trained and scored: set it, such as "
+                "by PyG's RandomNodeSplit"
+            )
 
 
 def remove_edge_attributes(data: Data) -> Data:
@@ -150,28 +137,16 @@ def warn_of_one_way_edges(data: Data) -> None:
     crow, col = data.adj_t.crow_indices(), data.adj_t.col_indices()
     seen = min(col.numel(), MOST_COUNTED)
     edges = torch.arange(seen) * col.numel() // max(seen, 1)
-    rows, cols = torch.searchsorted(crow, edges, right=True) - 1, col[edges].long()
+    rows, cols = entry_rows(crow, edges), col[edges].long()
     is_counted = rows != cols
     rows, cols = rows[is_counted], cols[is_counted]
-    lacks = rows.numel() - int(_has_entry(crow, col, cols, rows).sum())
+    lacks = rows.numel() - int(has_entry(crow, col, cols, rows).sum())
     if lacks:
         which = "sampled edges" if seen < col.numel() else "edges"
         warn(
             f"{lacks:,} of {rows.numel():,} {which} lack a reverse, and messages go from source "
             "to target alone: undirected=True adds the reverses"
         )
-
-
-def _has_entry(crow: Tensor, col: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    """Return which entries a matrix has, whose rows are sorted, by a binary search in each."""
-    low, high = crow[rows], crow[rows + 1]
-    end, last = high, col.numel() - 1
-    for _ in range(int((high - low).max()).bit_length() if rows.numel() else 0):
-        middle = (low + high) // 2
-        is_right = (low < high) & (col[middle.clamp(max=last)] < cols)
-        high = torch.where(is_right, high, middle)
-        low = torch.where(is_right, middle + 1, low)
-    return (low < end) & (col[low.clamp(max=last)] == cols)
 
 
 def model_arguments(architecture: Mapping[str, Any], data: Data) -> dict[str, Any]:
@@ -193,7 +168,7 @@ def describe_inputs(data: Any) -> dict[str, Any]:
     return {"in_channels": widths, "edge_types": data.edge_types}
 
 
-def _open_parts(
+def open_parts(
     data: Data, num_parts: int, method: str, folder: Path | None, log: bool
 ) -> tuple[Data, Tensor, Tensor]:
     """Return a mapped graph of several parts, their original rows, and the first row of each.

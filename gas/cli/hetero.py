@@ -18,9 +18,8 @@ from torch_geometric.nn import HeteroConv, Linear, SAGEConv
 
 import gas
 from gas.cli.checkpoints import Checkpoints
-from gas.cli.choices import check_splits
 from gas.cli.experiment import Experiment, record_peaks
-from gas.cli.graphs import Graph
+from gas.cli.graphs import Graph, check_splits
 from gas.cli.parser import Options
 from gas.cli.settings import ARCHITECTURES, Settings
 from gas.datasets import num_outputs
@@ -132,15 +131,13 @@ class HeteroExperiment(Experiment):
         options["evaluation"] = "layerwise"
         super().__init__(target, num_outputs(target.y), "sage", settings, **options)
 
-    def _prepare(
-        self, data: Data, inductive: bool, layout: str, partition: str
-    ) -> tuple[Graph, Graph]:
+    def _prepare(self, data: Data) -> tuple[Graph, Graph]:
         """Partition the heterogeneous graph."""
         whole, log = self.hetero_data, self.log
         whole[self.node_type].y = data.y
         self.settings = settings = self.settings.for_size(int(whole.num_nodes or 0))
         parts: Any = settings.num_parts
-        clustered = gas.cluster(whole, parts, method=partition, seed=self._seed, log=log)
+        clustered = gas.cluster(whole, parts, method=self.partition, seed=self._seed, log=log)
         loader = gas.SubgraphLoader(
             clustered, batch_size=settings.batch_size, shuffle=True, log=False
         )

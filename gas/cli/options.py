@@ -22,11 +22,10 @@ import gas
 from gas.checkpoint import checkpoints, peek, prune
 from gas.cli import hetero
 from gas.cli.checkpoints import Checkpoints, parse_interval
-from gas.cli.choices import DENSE, MODELS, NORMALISED
 from gas.cli.experiment import Experiment
 from gas.cli.graphs import PARTS, check_folder_fits
 from gas.cli.parser import NAMES, Options, parse
-from gas.cli.settings import Settings
+from gas.cli.settings import DENSE, MODELS, NORMALISED, Settings
 from gas.datasets import dataset_key, find_feature_names
 from gas.graph import is_graph_folder, lock_folder, with_sparse_features
 from gas.history import TIERS

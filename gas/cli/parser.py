@@ -9,8 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gas.cli.choices import EVALUATIONS, MODELS, REFRESHES
-from gas.cli.settings import ARCHITECTURES, Choice, Settings, read_yaml
+from gas.cli.settings import (
+    ARCHITECTURES,
+    EVALUATIONS,
+    MODELS,
+    REFRESHES,
+    Choice,
+    Settings,
+    read_yaml,
+)
 from gas.datasets import dataset_key, dataset_names
 from gas.graph import LAYOUTS, METHODS
 from gas.history import CODEC_NAMES, IO_MODES, TIERS

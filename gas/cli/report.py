@@ -81,25 +81,17 @@ def describe_machine(found: dict[str, Any]) -> str:
     )
 
 
-def _finite_curves(run: Run) -> dict[str, list[float | None]]:
-    """Return the curves of a run's further metrics."""
-    curves = run.metrics.items()
-    return {name: [_finite_or_none(value) for value in curve] for name, curve in curves}
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite_or_none(values: Sequence[float]) -> list[float | None]:
+    """Return values for JSON, ``None`` if not finite."""
+    return [value if math.isfinite(value) else None for value in values]
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
     """Return mean, sample standard deviation (0 of one run) and values, ``None`` if not finite."""
     mean = statistics.fmean(values)
     std = statistics.stdev(values) if len(values) > 1 and math.isfinite(mean) else mean - mean
-    return {
-        "mean": _finite_or_none(mean),
-        "std": _finite_or_none(std),
-        "values": [_finite_or_none(v) for v in values],
-    }
+    mean_and_std = dict(zip(("mean", "std"), _finite_or_none([mean, std]), strict=True))
+    return {**mean_and_std, "values": _finite_or_none(values)}
 
 
 def metrics(runs: Sequence[Run]) -> dict[str, Any]:
@@ -123,15 +115,13 @@ def metrics(runs: Sequence[Run]) -> dict[str, Any]:
         "final_loss": summary([run.loss[-1] for run in runs]),
         "epochs": [
             {
-                **{
-                    key: [_finite_or_none(value) for value in getattr(run, key)]
-                    for key in PER_EPOCH
-                },
+                **{key: _finite_or_none(getattr(run, key)) for key in PER_EPOCH},
                 "layer_age": run.layer_age,
                 **({"lr": run.lr} if run.lr else {}),
-                **({"metrics": _finite_curves(run)} if run.metrics else {}),
+                **({"metrics": further} if further else {}),
             }
             for run in runs
+            for further in [{name: _finite_or_none(curve) for name, curve in run.metrics.items()}]
         ],
         "chain": {key: summary([chain[key] for chain in chains]) for key in (chains or [{}])[0]},
     }

@@ -17,11 +17,10 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import gas
-from gas.cli.choices import MODELS, are_numbers, set_real_targets
-from gas.cli.graphs import PARTS, describe_inputs, model_arguments
+from gas.cli.graphs import PARTS, are_numbers, describe_inputs, model_arguments, set_real_targets
 from gas.cli.hetero import make_model
 from gas.cli.results import MODEL
-from gas.cli.settings import Settings
+from gas.cli.settings import MODELS, Settings
 from gas.datasets import find_feature_names, undo_clustering
 from gas.graph import is_graph_folder, with_csr_features, with_edge_index
 from gas.native import check_path, read_json

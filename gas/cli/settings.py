@@ -1,4 +1,4 @@
-"""The settings of an experiment, from a YAML file or by default."""
+"""The models and settings of an experiment, from a YAML file or by default."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import gas
 from gas.native import check_integer, warn
 from gas.training import METRICS
 
@@ -24,6 +25,20 @@ else:
             return Literal[item[1]]
 
 
+MODELS: dict[str, type[gas.models.LayeredGNN]] = {
+    "appnp": gas.models.APPNP,
+    "gat": gas.models.GAT,
+    "gcn": gas.models.GCN,
+    "gcn2": gas.models.GCN2,
+    "gin": gas.models.GIN,
+    "pna": gas.models.PNA,
+    "pna_jk": gas.models.PNA_JK,
+    "sage": gas.models.GraphSAGE,
+}
+NORMALISED = tuple(name for name in MODELS if name not in ("appnp", "gat"))
+DENSE = 30  # Edges per node from which a hint recommends batch norm.
+REFRESHES = ("none", "full", "layerwise")
+EVALUATIONS = ("full", "layerwise")
 # The default arguments of models.
 _TWO_LAYERS = {"num_layers": 2, "hidden_channels": 64, "dropout": 0.5}
 _PNA = {"aggregators": ["mean", "max"], "scalers": ["identity", "amplification"]}
@@ -156,6 +171,22 @@ class Settings:
         num_parts = self.num_parts or max(1, min(num_nodes // 300, 256))
         batch_size = self.batch_size or max(1, num_parts // 8)
         return dataclasses.replace(self, num_parts=num_parts, batch_size=min(batch_size, num_parts))
+
+
+def check_modes(model: str, evaluation: str, refresh: str, full_batch: bool) -> None:
+    """Refuse unknown names, and options of histories with a full batch."""
+    for name, value, known in (
+        ("model", model, tuple(MODELS)),
+        ("evaluation", evaluation, EVALUATIONS),
+        ("refresh", refresh, REFRESHES),
+    ):
+        if value not in known:
+            raise ValueError(f"'{name}' is {value!r}, expected one of {', '.join(known)}")
+    if full_batch and (refresh != "none" or evaluation != "full"):
+        raise ValueError(
+            "'full_batch' is True, which has no histories and no mini-batches: leave "
+            "'evaluation' and 'refresh' out"
+        )
 
 
 def read_yaml(path: str | Path, names: Collection[str]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,28 +14,23 @@ from torch_geometric.data import Data
 
 import gas
 from gas import native
-from gas.cli.choices import (
-    MODELS,
-    check_augment,
-    check_labels,
-    check_modes,
-    check_predictable,
-    check_splits,
-    set_real_targets,
-)
 from gas.cli.graphs import (
     Graph,
+    check_labels,
+    check_splits,
     model_arguments,
-    prepare_graph,
+    open_parts,
     remove_edge_attributes,
+    set_real_targets,
     training_subgraph,
 )
-from gas.cli.settings import Settings
+from gas.cli.settings import MODELS, Settings, check_modes
 from gas.datasets import check_parts
-from gas.graph import check_data_features, with_csr_features
+from gas.graph import check_data_features, remove_edges, with_csr_features, with_edge_index
 from gas.history import Codec
 from gas.native import PeakMemory, bytes_of, check_integer, human, resident_kinds
 from gas.training import (
+    FullBatch,
     Plan,
     activation_bytes,
     baseline,
@@ -98,7 +92,6 @@ class Setup:
         # Training doesn't go on with the averaged weights that are evaluated.
         keeps = full_batch or (settings.average_weights and evaluation == "full")
         refresh = refresh or ("none" if keeps else evaluation)
-        layout = layout or ("fused" if native.computes_on(torch.device(device)) else "csr")
         check_modes(model, evaluation, refresh, full_batch)
         check_integer("evaluate_every", evaluate_every, 1)
         self.cls, self.out_channels, self.folder = MODELS[model], out_channels, folder
@@ -107,47 +100,39 @@ class Setup:
         self.memory_budget, self.pack, self.libraries = memory_budget, pack, libraries
         self.augment, self.patience, self.keep_edges, self.log = augment, patience, keep_edges, log
         self.prefetch, self.device, self.histories = prefetch, device, histories
-        inductive = settings.inductive if inductive is None else inductive
+        self.layout = layout or ("fused" if native.computes_on(torch.device(device)) else "csr")
+        self.partition = partition
+        self.inductive = settings.inductive if inductive is None else inductive
         if is_mapped:
-            self._adopt_parts(data, inductive)
+            self._adopt_parts(data)
         data = self._to_supported(data, check)
         self.plan: Plan | None = None
         check_integer("micro_batches", micro_batches, 1)
         self.micro_batches = micro_batches
         if memory is not None:
-            is_augmented = augment is not None
-            check_predictable(memory, full_batch, memory_budget, is_augmented, inductive)
+            self._check_predictable(memory)
         with PeakMemory() as self.peak_before:  # Of planning and preparing, before training.
-            self._prepare_within(data, memory, is_mapped, inductive, layout, partition)
+            self._prepare_within(data, memory, is_mapped)
         self.data = self.eval_graph.data
         self.metric = settings.metric or metric_of(self.data.y)
 
-    def _prepare_within(
-        self,
-        data: Data,
-        memory: int | str | None,
-        is_mapped: bool,
-        inductive: bool,
-        layout: str,
-        partition: str,
-    ) -> None:
+    def _prepare_within(self, data: Data, memory: int | str | None, is_mapped: bool) -> None:
         """Prepare the graph, with mini-batches and histories that fit the memory, if given."""
-        prepare = partial(self._prepare, data, inductive, layout, partition)
         if memory is not None and not is_mapped:
-            self.plan = self._plan(data, memory, layout, partition)
+            self.plan = self._plan(data, memory)
             chosen = {"num_parts": self.plan.num_parts, "batch_size": self.plan.batch_size}
             self.settings = self.settings.replace(**chosen)
             self.micro_batches = self.plan.micro_batches
-        self.graph, self.eval_graph = prepare()
+        self.graph, self.eval_graph = self._prepare(data)
         if memory is not None and is_mapped:
             self._fit_memory(bytes_of("memory", memory))
-            self.graph, self.eval_graph = prepare()
+            self.graph, self.eval_graph = self._prepare(data)
 
-    def _adopt_parts(self, data: Data, inductive: bool) -> None:
+    def _adopt_parts(self, data: Data) -> None:
         """Take the parts of a mapped graph, and refuse options that need a graph in memory."""
         for name, given in (
             ("full_batch", self.full_batch),
-            ("inductive", inductive),
+            ("inductive", self.inductive),
             ("augment", self.augment is not None),
         ):
             if given:
@@ -179,27 +164,90 @@ class Setup:
         check_parts(data)
         return remove_edge_attributes(data)
 
-    def _prepare(
-        self, data: Data, inductive: bool, layout: str, partition: str
-    ) -> tuple[Graph, Graph]:
+    def _prepare(self, data: Data) -> tuple[Graph, Graph]:
         """Prepare the graph for training and for evaluation."""
-        self.settings = settings = self.settings.for_size(data.num_nodes)
+        self.settings = self.settings.for_size(data.num_nodes)
         if self.augment is not None:
-            check_augment(data, settings, self.full_batch, inductive)
+            self._check_augment(data)
         check_splits(data)
-        prepare = partial(
-            prepare_graph, cls=self.cls, settings=settings, full_batch=self.full_batch,
-            layout=layout, partition=partition, keep_edges=self.keep_edges,
-            keep_raw=self.augment is not None, device=self.device, log=self.log,
-            folder=self.folder,
-        )  # fmt: skip
         fill = self.evaluation if self.refresh == "none" else self.refresh
-        if inductive:
-            return prepare(training_subgraph(data), {fill}), prepare(data, {self.evaluation})
-        graph = prepare(data, {fill, self.evaluation})
+        if self.inductive:
+            trained = self._prepare_graph(training_subgraph(data), {fill})
+            return trained, self._prepare_graph(data, {self.evaluation})
+        graph = self._prepare_graph(data, {fill, self.evaluation})
         return graph, graph
 
-    def _plan(self, data: Data, memory: int | str, layout: str, partition: str) -> Plan:
+    def _check_predictable(self, memory: int | str) -> None:
+        """Refuse ``memory`` with options that :func:`gas.plan` can't predict."""
+        for name, given, why in (
+            ("full_batch", self.full_batch, "has no mini-batches to choose"),
+            ("memory_budget", self.memory_budget is not None, "splits mini-batches itself"),
+            ("augment", self.augment is not None, "makes views, which aren't predicted"),
+            ("inductive", self.inductive, "evaluates another graph, which isn't predicted"),
+        ):
+            if given:
+                raise ValueError(
+                    f"'memory' is {memory!r}, but '{name}' is given, which {why}: leave one out"
+                )
+
+    def _check_augment(self, data: Data) -> None:
+        """Refuse ``augment`` where views, or their loss, aren't defined."""
+        reason, dropout = "", self.settings.edge_dropout
+        if self.full_batch:
+            reason = "'full_batch' has no mini-batches: use num_parts=1, which computes the same"
+        elif self.inductive:
+            reason = (
+                "'inductive' evaluates another graph than the one that is augmented: leave one out"
+            )
+        elif data.y.dim() != 1 or is_real(data.y):
+            reason = (
+                f"'data.y' is {data.y.dtype} of shape {list(data.y.shape)}, expected one class per "
+                "node: leave 'augment' out"
+            )
+        elif dropout > 0:
+            reason = f"'edge_dropout' is {dropout} and views lack edges already: leave one out"
+        if reason:
+            raise ValueError(f"'augment' is given, but {reason}")
+
+    def _prepare_graph(self, data: Data, modes: set[str]) -> Graph:
+        """Partition a graph, and prepare it for what is done in ``modes``, full or layer-wise."""
+        num_parts, batch_size = self.settings.num_parts or 1, self.settings.batch_size or 1
+        cls, log, perm, ptr = self.cls, self.log, None, None
+        options: dict[str, Any]
+        if "adj_t" in data:
+            data, perm, ptr = open_parts(data, num_parts, self.partition, self.folder, log)
+        elif not self.full_batch:
+            options = {"num_nodes": data.num_nodes, "method": self.partition, "log": log}
+            perm, ptr = gas.metis(data.edge_index, num_parts, **options)
+            data = gas.permute(data, perm, log=log)
+        raw = None if self.augment is None else data
+        if cls.transform is not None:  # It needs the whole graph.
+            data = cls.transform(with_edge_index(data))
+        loader = inference = parts = None
+        if ptr is not None:
+            if log:
+                parts = gas.partition_report(data, ptr)
+                print(parts)
+            options = {"layout": self.layout, "log": False, "check": False}
+            options["edge_weight"] = cls.needs_weights
+            loader = gas.SubgraphLoader(data, ptr, batch_size, shuffle=True, **options)
+            if "layerwise" in modes:
+                # Cutting batches again takes a few percent of the time to compute them, and no
+                # memory.
+                options |= {"like": loader, "cache": False}
+                inference = gas.EvalSubgraphLoader(data, ptr, batch_size, **options)
+        whole = None
+        if self.full_batch or "full" in modes:
+            whole = FullBatch(data, self.device, self.layout, cls.needs_weights, check=False)
+        arguments, shown = model_arguments(self.settings.architecture, data), repr(data)
+        if not self.keep_edges and raw is None:
+            for each in (loader, inference):
+                if each is not None:
+                    each.forget_edges()
+            data = remove_edges(data) if loader is None else loader.data
+        return Graph(perm, raw, data, loader, inference, whole, arguments, shown, parts)
+
+    def _plan(self, data: Data, memory: int | str) -> Plan:
         """Plan batches that fit memory, and adopt the precision and the store of histories."""
         dtype, store = self.histories.get("dtype"), self.histories.get("store")
         with torch.random.fork_rng():
@@ -217,10 +265,10 @@ class Setup:
                 store=store,
                 evaluation=self.evaluation,
                 evaluate_apart=self.evaluation == "layerwise" and self.refresh == "none",
-                layout=layout,
+                layout=self.layout,
                 edge_weight=self.cls.needs_weights,
                 keep_graph=self.keep_edges,
-                method=partition,
+                method=self.partition,
                 log=self.log,
             )
         if found.gives_back:

@@ -9,6 +9,7 @@ from typing import Any
 from torch_geometric.data import Data, HeteroData
 
 from gas import EvalSubgraphLoader, SubgraphLoader
+from gas.training import make_inference_loader
 
 try:
     from lightning import LightningDataModule
@@ -81,17 +82,9 @@ class PartitionData(LightningDataModule):
         """Return the mini-batches of all nodes, in order."""
         if self.trainer is not None and self.trainer.state.fn != "fit":
             self._fill_histories(norms=False)  # Those that are tested are the checkpoint's.
-        return self._make_ordered_loader()
+        return make_inference_loader(self.loader)
 
     test_dataloader = val_dataloader
-
-    def _make_ordered_loader(self) -> EvalSubgraphLoader:
-        """Return a loader of all nodes, in order."""
-        loader = self.loader
-        return EvalSubgraphLoader(
-            loader.data, loader.ptr, loader.batch_size or 1, layout=loader.layout,
-            edge_weight=loader.edge_weight, like=loader, log=False,
-        )  # fmt: skip
 
     def _fill_histories(self, norms: bool) -> None:
         """Fill the histories, if the trainer has loaded weights from a checkpoint.
@@ -104,5 +97,5 @@ class PartitionData(LightningDataModule):
         is_hetero = isinstance(self.loader, _HeteroTrainingLoader)
         for model in self.trainer.lightning_module.modules():
             if hasattr(type(model), "refresh") and hasattr(model, "histories"):
-                loader = self.loader if is_hetero else self._make_ordered_loader()
+                loader = self.loader if is_hetero else make_inference_loader(self.loader)
                 model.refresh(loader, norms=norms, log=False)

@@ -17,7 +17,7 @@ from torch_geometric.data.storage import AttrType, EdgeStorage, GlobalStorage, N
 
 from gas.datasets.arrays import bool_mask, check_targets, load_arrays, tensor_of, to_targets
 from gas.datasets.masks import MASKS
-from gas.datasets.types import number_array
+from gas.datasets.roles import number_array
 from gas.graph import to_csr_features, to_float32_features
 from gas.history import Codec
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import NodeStorage
 
-from gas.datasets.directions import with_reverse
+from gas.datasets.edges import with_reverse
 from gas.datasets.masks import MASKS
 from gas.graph import select_rows
 from gas.history import is_encoded

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 from torch_geometric.utils import to_undirected
 
-from gas.datasets.directions import with_reverse
+from gas.datasets.edges import with_reverse
 from gas.datasets.files import SAFE_GLOBALS
 from gas.datasets.masks import MASKS, NUM_SPLITS, gen_masks, index2mask, select_split, with_masks
 from gas.datasets.opening import open_graph

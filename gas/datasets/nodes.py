@@ -22,9 +22,16 @@ from gas.datasets.arrays import (
     tensor_of,
     to_targets,
 )
-from gas.datasets.roles import INDEX, NODE_COLUMNS, SPLITS, leave_out, open_table
+from gas.datasets.roles import (
+    INDEX,
+    NODE_COLUMNS,
+    SPLITS,
+    leave_out,
+    number_array,
+    number_types,
+    open_table,
+)
 from gas.datasets.tables import Table, format_of, plain_ids
-from gas.datasets.types import number_array, number_types
 from gas.graph import Ids, encode_utf8
 
 # Names of columns that may hold ids, such as user_id or nodeNumber.

@@ -10,7 +10,7 @@ from typing import Literal, overload
 from torch_geometric.data import Data, HeteroData
 
 from gas.datasets.arrays import check_classes, check_targets
-from gas.datasets.directions import one_way_share, with_reverse
+from gas.datasets.edges import one_way_share, with_reverse
 from gas.datasets.files import read_archive
 from gas.datasets.folder import read_folder
 from gas.datasets.hetero import to_hetero_data

@@ -211,14 +211,12 @@ class LayeredGNN(ScalableGNN):
         return self._end(out)
 
     def _forward_inputs(self, batch: SubData) -> tuple[Tensor | Features, Any, dict[str, Any]]:
-        if not self._supports_stored_features(batch.data.get("adj_t"), batch.batch_size):
+        adj_t = batch.data.get("adj_t")
+        is_narrow = isinstance(adj_t, Adjacency) and adj_t.size(0) == batch.batch_size
+        if not (is_narrow and self._has_private_features):
             return super()._forward_inputs(batch)
-        return batch.features(), batch.data.adj_t, collect_kwargs(self.forward, batch.data)
-
-    def _supports_stored_features(self, adj_t: Any, batch_size: int) -> bool:
-        """Return whether input features may stay in their store."""
-        is_narrow = isinstance(adj_t, Adjacency) and adj_t.size(0) == batch_size
-        return is_narrow and self._has_private_features
+        # Input features stay in their store.
+        return batch.features(), adj_t, collect_kwargs(self.forward, batch.data)
 
     @property
     def _has_private_features(self) -> bool:

@@ -2,12 +2,11 @@
 
 from gas.native import share_cores
 from gas.scalable import activation_bytes
-from gas.training.average import AveragedWeights, steps_per_epoch
 from gas.training.callbacks import Callback, MetricLogger
 from gas.training.cost import Candidate, Linear
 from gas.training.epochs import run_epochs
 from gas.training.evaluation import SPLITS, Predictions, evaluate, prediction_columns, predictions
-from gas.training.fit import fit
+from gas.training.fit import fit, make_inference_loader
 from gas.training.full_batch import FullBatch, fits_one_batch
 from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
 from gas.training.loop import train_epoch
@@ -23,6 +22,7 @@ from gas.training.measure import (
 from gas.training.metrics import (
     METRICS,
     baseline,
+    check_known_targets,
     check_metric,
     compute_micro_f1,
     compute_r2,
@@ -34,10 +34,10 @@ from gas.training.metrics import (
     score,
     split_mask,
 )
+from gas.training.optimizer_hooks import AveragedWeights, raise_rate, steps_per_epoch
 from gas.training.planner import Plan, plan, plan_micro_batches
 from gas.training.profile import Profile, profile
 from gas.training.record import Progress, Run, divergence_error, find_nonfinite_tensor, mean_age
-from gas.training.warm_up import raise_rate
 
 __all__ = [
     "AveragedWeights",
@@ -57,6 +57,7 @@ __all__ = [
     "Shape",
     "activation_bytes",
     "baseline",
+    "check_known_targets",
     "check_metric",
     "batch_bytes",
     "compute_hits",
@@ -74,6 +75,7 @@ __all__ = [
     "known_target_mask",
     "link_loss",
     "loss_of",
+    "make_inference_loader",
     "mean_age",
     "metric_of",
     "find_nonfinite_tensor",

@@ -15,8 +15,8 @@ from torch_geometric.data import Data
 
 from gas.native import check_integer, share_cores
 from gas.scalable import ScalableGNN, moved_bytes
-from gas.training.average import AveragedWeights
 from gas.training.metrics import Metric, metric_of, score, split_mask
+from gas.training.optimizer_hooks import AveragedWeights
 from gas.training.record import (
     BestEpoch,
     Progress,

@@ -16,14 +16,19 @@ from gas.graph import PERM, open_if_path, to_original_order
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import check_flags, check_integer, check_names, report_progress
 from gas.scalable import ScalableGNN, is_tracked, refresh_and_predict
-from gas.training.average import AveragedWeights, load_kept_weights, steps_per_epoch
 from gas.training.callbacks import Callback, CallbackList, check_metrics
 from gas.training.epochs import run_epochs
 from gas.training.full_batch import FullBatch, make_full_batch
 from gas.training.loop import check_options, check_trainable, train_epoch
-from gas.training.metrics import METRICS, Metric, known_target_mask, split_mask
+from gas.training.metrics import METRICS, Metric, check_known_targets, split_mask
+from gas.training.optimizer_hooks import (
+    AveragedWeights,
+    check_hooks,
+    load_kept_weights,
+    raise_rate,
+    steps_per_epoch,
+)
 from gas.training.record import Progress, Run
-from gas.training.warm_up import check_optimizer, raise_rate
 
 
 @check_flags
@@ -115,7 +120,7 @@ def fit(
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
     loader = _make_loader(graph, batch_size)
     table = _labels_in_original_order(loader.data, split, keep_best)
-    full, inference = make_full_batch(model, loader), _make_inference_loader(loader)
+    full, inference = make_full_batch(model, loader), make_inference_loader(loader)
     is_whole = loader.ptr.numel() == 2  # Then it is trained as a full batch.
     batches = full if is_whole and full is not None else loader
     run, progress = Run(split=split), Progress()
@@ -199,7 +204,8 @@ def _check(
     check_integer("epochs", epochs, 1)
     check_integer("evaluate_every", evaluate_every, 1)
     check_integer("warm_up", warm_up, 0)
-    check_optimizer(optimizer, warm_up)
+    if warm_up > 0:
+        check_hooks(optimizer, "warm_up=0")
     if patience is not None:
         check_integer("patience", patience, 1)
     if metric is not None and not callable(metric) and metric not in METRICS:
@@ -236,8 +242,8 @@ def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:
     return SubgraphLoader(graph, batch_size=batch_size, shuffle=True, log=False)
 
 
-def _make_inference_loader(loader: SubgraphLoader) -> EvalSubgraphLoader:
-    """Return a loader that evaluates on the graph of a loader."""
+def make_inference_loader(loader: SubgraphLoader) -> EvalSubgraphLoader:
+    """Return a loader of all nodes of another loader's graph, in order."""
     return EvalSubgraphLoader(
         loader.data, loader.ptr, loader.batch_size or 1, layout=loader.layout,
         edge_weight=loader.edge_weight, like=loader, log=False,
@@ -272,11 +278,5 @@ def _labels_in_original_order(graph: Data, split: int, keep_best: bool) -> Data:
             "'val_mask' has no node, by which the best epoch is chosen: set it, or pass "
             "keep_best=False"
         )
-    known = known_target_mask(graph.y.cpu()).view(graph.y.size(0), -1).all(dim=1)
-    unknown = int((split_mask(graph.train_mask, split).cpu() & ~known).sum())
-    if unknown:
-        raise ValueError(
-            f"'train_mask' has {unknown} nodes with an unknown target, which is negative or NaN: "
-            "leave these nodes out of it"
-        )
+    check_known_targets(graph.y.cpu(), split_mask(graph.train_mask, split).cpu())
     return Data(**{name: to_original_order(graph, graph[name].cpu()) for name in names})

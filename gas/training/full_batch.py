@@ -67,8 +67,7 @@ class FullBatch:
             fill: Fill the histories. (default: ``True``)
         """
         norms = GraphNorms(model)
-        with preserve_modes(model):
-            model.eval()
+        with preserve_modes(model, False):
             with norms.install(), norms.watch_batch(is_whole=True):
                 self(model, fill)
             norms.write()
@@ -86,11 +85,10 @@ class FullBatch:
         """
         if not has_many_nodes(self.data.num_nodes):
             self.refresh(model, fill=False)
-            with preserve_modes(model):
-                return self(model.eval(), fill)
+            with preserve_modes(model, False):
+                return self(model, fill)
         norms = GraphNorms(model, as_evaluation=True)
-        with preserve_modes(model):
-            model.eval()
+        with preserve_modes(model, False):
             with norms.install(), norms.watch_batch(is_whole=True):
                 out = self(model, fill)
             return out if norms.write() else self(model, fill)

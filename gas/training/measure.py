@@ -333,14 +333,10 @@ class MemoryAccount:
     def table(self, peak_bytes: float) -> str:
         """Format the account as a table, with the measured peak of the process."""
         rows = [(name, human(size)) for name, size in self.held.items() if size]
-        rows += [("sum", human(self.total)), ("measured peak", _format_bytes(peak_bytes))]
+        peak = human(int(peak_bytes)) if math.isfinite(peak_bytes) else "unknown"
+        rows += [("sum", human(self.total)), ("measured peak", peak)]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"  {name:<{width}}  {size:>12}" for name, size in rows)
-
-
-def _format_bytes(num_bytes: float) -> str:
-    """Format a number of bytes, which may be NaN or infinite."""
-    return human(int(num_bytes)) if math.isfinite(num_bytes) else "unknown"
 
 
 @functools.cache

@@ -29,6 +29,17 @@ def known_target_mask(y: Tensor) -> Tensor:
     return ~y.isnan() if y.is_floating_point() else y >= 0
 
 
+def check_known_targets(y: Tensor, train_mask: Tensor) -> None:
+    """Refuse nodes to train on, in a split at least, of which a target is unknown."""
+    known = known_target_mask(y).view(y.size(0), -1).all(dim=1)
+    unknown = int((train_mask.bool().view(y.size(0), -1).any(dim=1) & ~known).sum())
+    if unknown:
+        raise ValueError(
+            f"'train_mask' holds {unknown} nodes with a target that is unknown (NaN or negative), "
+            "expected all targets of a node that is trained on: leave these nodes out of it"
+        )
+
+
 def metric_of(y: Tensor) -> str:
     """Return the usual metric for targets ``y``.
 

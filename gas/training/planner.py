@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -27,15 +27,18 @@ from gas.native import (
 )
 from gas.scalable import ScalableGNN, activation_bytes
 from gas.training.choice import Plan, choose_candidate, make_plan, no_fit_error
-from gas.training.cost import Candidate, Predictor, Sample, Store, bound_bytes
+from gas.training.cost import Candidate, Predictor, Sample, Store, Way, bound_bytes
 from gas.training.full_batch import fits_one_batch
 from gas.training.measure import BatchCosts, Shape, measure, release_freed_memory
-from gas.training.ways import Way, find_ways
 
 LEVELS = 4  # Numbers of mini-batches per epoch for which some are measured.
 MOST_EDGES = 3_000_000  # Most edges of a mini-batch that is measured.
 # Factor of the time of an epoch if freed blocks are released at once; measured: up to 1.6.
 RELEASE_TIME = 1.5
+MOST_PARTS = 2048
+LEAST_NODES = 100  # Nodes per part.
+# Of up to 64 parts per step, of 25 nodes at least: many small ones make batches alike.
+MIXED, LEAST_MIXED = 64, 25
 
 
 @check_flags
@@ -120,7 +123,8 @@ def plan(
         MemoryError: If nothing fits; it names the largest component.
     """
     limit = _check_arguments(data, model, memory, num_parts, batch_size, steps, evaluation)
-    evaluation = evaluation or _usual_evaluation(data)
+    is_small = fits_one_batch(data.num_nodes, data.num_edges)
+    evaluation = evaluation or ("full" if is_small else "layerwise")
     codecs, stores = _codecs(model, dtype), _stores(model, store)
     ways = find_ways(data.num_nodes, num_parts, batch_size, steps)
     finest = max(way[0] for way in ways)
@@ -195,11 +199,6 @@ def plan_micro_batches(
     )
 
 
-def _usual_evaluation(data: Data) -> str:
-    """Return the evaluation of :func:`gas.fit`."""
-    return "full" if fits_one_batch(data.num_nodes, data.num_edges) else "layerwise"
-
-
 def _check_arguments(
     data: Data,
     model: ScalableGNN,
@@ -237,6 +236,49 @@ def _check_arguments(
             "the model on the CPU, or cut by a part's bytes, gas.cluster(data, 'auto', memory=...)"
         )
     return limit
+
+
+def find_ways(
+    num_nodes: int, num_parts: int | None, batch_size: int | None, steps: int | None
+) -> list[Way]:
+    """Return ways to cut a graph so that an epoch has ``steps`` steps of equal size.
+
+    Without ``steps``, an epoch has any power of two; one step is a full batch.
+    """
+    if steps is not None or (num_parts is not None and batch_size is not None):
+        return list(_find_ways(num_nodes, num_parts, batch_size, steps or 1))
+    most = min(MOST_PARTS, max(1, num_nodes // LEAST_MIXED))
+    ways: list[Way] = []
+    for number in (2**i for i in range(12)):
+        if num_parts is not None:
+            ways.append((num_parts, max(1, num_parts // number), 1))
+        elif batch_size is not None:
+            if batch_size * number <= max(batch_size, min(MOST_PARTS, num_nodes)):
+                ways.append((batch_size * number, batch_size, 1))
+        elif number <= most:
+            per_step = min(MIXED, most // number)
+            ways.append((number * per_step, per_step, 1) if number > 1 else (1, 1, 1))
+    return list(dict.fromkeys(ways))
+
+
+def _find_ways(
+    num_nodes: int, num_parts: int | None, batch_size: int | None, steps: int
+) -> Iterator[Way]:
+    """Yield ways with one number of steps."""
+    steps = min(steps, num_nodes)
+    if num_parts is not None:
+        numbers = [num_parts]
+    elif batch_size is not None:
+        numbers = [min(steps * batch_size, num_nodes)]
+    else:
+        most = min(MOST_PARTS, num_nodes // LEAST_NODES)
+        doublings = range(max(0, int(math.log2(max(1, most // steps)))) + 1)
+        numbers = [steps * 2**i for i in doublings]
+    for parts in numbers:
+        per_step = min(batch_size or max(1, parts // steps), parts)
+        for micro in range(1, per_step + 1):
+            if per_step % micro == 0:
+                yield parts, per_step // micro, micro
 
 
 def _measure_all(

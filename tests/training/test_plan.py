@@ -18,9 +18,8 @@ from gas.cli import Experiment, Settings
 from gas.loader import SubgraphLoader
 from gas.native.memory import bytes_of
 from gas.training import planner
-from gas.training.cost import Linear, Predictor, Sample
+from gas.training.cost import RELATIVE_EPOCHS, Linear, Predictor, Sample, relative_epochs
 from gas.training.measure import LiveBytes, Shape, batch_bytes
-from gas.training.ways import EPOCHS, relative_epochs
 
 
 @pytest.fixture
@@ -224,11 +223,11 @@ def test_epochs_are_those_of_the_committed_benchmark():
         eighth = runs["histories"]["val"]
         found[8] = [*found.get(8, []), next(i for i, s in enumerate(eighth, 1) if s >= target)]
     full = found[1]
-    for steps, epochs in EPOCHS.items():
+    for steps, epochs in RELATIVE_EPOCHS.items():
         ratios = [one / whole for one, whole in zip(found[steps], full, strict=True)]
         assert epochs == pytest.approx(math.sqrt(math.prod(ratios)), abs=0.01)
-    assert relative_epochs(3) == EPOCHS[2]
-    assert relative_epochs(128) == pytest.approx(2 * EPOCHS[32])
+    assert relative_epochs(3) == RELATIVE_EPOCHS[2]
+    assert relative_epochs(128) == pytest.approx(2 * RELATIVE_EPOCHS[32])
 
 
 @pytest.mark.usefixtures("quiet")

@@ -14,7 +14,14 @@ import gas
 from gas.contrib.dynamic.attributes import find_differing_rows
 from gas.graph import PERM, entry_rows, find_changed_rows
 from gas.native import share_cores
-from gas.scalable import NodePredictor, ScalableGNN, is_exact, mark_exact, state_fingerprint
+from gas.scalable import (
+    NodePredictor,
+    ScalableGNN,
+    is_exact,
+    mark_exact,
+    preserve_modes,
+    state_fingerprint,
+)
 
 if TYPE_CHECKING:
     from gas import SubgraphLoader
@@ -132,24 +139,21 @@ class HistoryUpdater:
         if model is None:
             return rows
         was_exact = is_exact(model, loader.data) or self._exact_state == state_fingerprint(model)
-        modes = [(module, module.training) for module in model.modules()]
         warned = [history._warned for history in model.histories]
-        model.eval()
         try:
             for history in model.histories:  # New rows are read before they are written.
                 history._warned = True
-            for _ in model.histories:  # Each sweep updates one more layer.
-                if 2 * rows.numel() > loader.num_nodes:
-                    fill_all()
-                    rows = torch.arange(loader.num_nodes)
-                    break
-                for nodes in rows.split(size) if rows.numel() else ():
-                    with share_cores(loader.leave_cores):
-                        model(loader.cut_nodes(nodes))
-                rows = find_reached(loader, rows)
+            with preserve_modes(model, False):
+                for _ in model.histories:  # Each sweep updates one more layer.
+                    if 2 * rows.numel() > loader.num_nodes:
+                        fill_all()
+                        rows = torch.arange(loader.num_nodes)
+                        break
+                    for nodes in rows.split(size) if rows.numel() else ():
+                        with share_cores(loader.leave_cores):
+                            model(loader.cut_nodes(nodes))
+                    rows = find_reached(loader, rows)
         finally:
-            for module, mode in modes:
-                module.training = mode
             for history, before in zip(model.histories, warned, strict=True):
                 history._warned = before
         self.changed = self.changed[:0]

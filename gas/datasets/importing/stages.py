@@ -15,12 +15,11 @@ from tqdm import tqdm
 
 from gas.datasets.arrays import check_classes
 from gas.datasets.edges import EdgeStream
-from gas.datasets.features import FeatureSource
-from gas.datasets.folder import read_node_table
+from gas.datasets.folder import FeatureSource, read_node_table
 from gas.datasets.importing.sorting import Duplicates, EdgeSorter, edge_record
 from gas.datasets.masks import with_masks
 from gas.datasets.nodes import Nodes, read_nodes
-from gas.datasets.types import leave_out_names
+from gas.datasets.roles import leave_out_names
 from gas.graph import (
     COL,
     ROWPTR,
@@ -64,11 +63,7 @@ class GraphImport:
         self.at_once = max(1024, min(1 << 20, memory // 512))  # Edges that are read at a time.
 
     def run(self) -> None:
-        """Run the remaining stages, and complete the folder."""
-        with self.folder.lock():
-            self._run()
-
-    def _run(self) -> None:
+        """Run the remaining stages, and complete the folder, which is locked."""
         self.found = self.folder.mark.get("stages", {})
         source = {"options": self.options, "files": self._file_stamps()}
         begun = self.folder.mark.get("source"), self.found
