@@ -23,6 +23,13 @@ class InexactLayerError(ValueError):
         self.layer = layer
 
 
+class DifferentEdgesError(ValueError):
+    """Error of layers that can't all take one normalised graph."""
+
+    may_read_values = False
+    is_last_word = False  # Whether it says why, if other ways don't convert the module either.
+
+
 class EdgeLayer(Module):
     """A message passing layer that isn't one of PyG's: ``forward(edge_index, **rows)``."""
 

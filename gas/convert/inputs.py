@@ -47,7 +47,6 @@ from gas.convert.modes import TRAINING
 from gas.convert.places import keep_attributes
 from gas.convert.preparation import NODE_ID
 from gas.convert.tables import Tables, find_tables
-from gas.convert.trace import GIVEN
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
 from gas.scalable import preserve_modes
 
@@ -120,7 +119,7 @@ class Inputs:
 
     def arguments(self, data: Data) -> dict[str, Any]:
         """Return the values that a graph provides, with the adjacency as ``edge_index``."""
-        names = [name for name in (*self.names, *self.made, GIVEN) if name in data]
+        names = [name for name in (*self.names, *self.made) if name in data]
         return {**{name: data[name] for name in names}, self.edges: data.edge_index}
 
     def with_list(self, data: Data) -> Inputs | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -278,6 +278,17 @@ class KnownValues:
         return any(
             len(one) == len(two) == 1 and one != two for one, two in zip(*columns, strict=True)
         )
+
+
+def walk_back(node: Node, stops: Container[Node] = ()) -> set[Node]:
+    """Return a node and all that it is computed of, no further than nodes at which it stops."""
+    found, left = {node}, [node]
+    while left:
+        if (last := left.pop()) not in stops:
+            new = [each for each in last.all_input_nodes if each not in found]
+            found.update(new)
+            left += new
+    return found
 
 
 def is_about_shape(node: Node) -> bool:

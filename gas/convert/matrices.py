@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.fx import Graph, Proxy
+from torch.fx import Graph, Node, Proxy
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
@@ -54,9 +54,8 @@ def _product_name(reduce: str) -> str:
     return "_product_" + ("sum" if reduce == "add" else reduce)
 
 
-def replace_products(net: Module, graph: Graph, edges: str) -> None:
+def replace_products(net: Module, graph: Graph, source: Node) -> None:
     """Replace products with the adjacency, ``adj_t @ x``, by calls of a layer of the module."""
-    source = next(node for node in graph.nodes if (node.op, node.target) == ("placeholder", edges))
     for node in list(graph.nodes):
         is_product = (node.op == "call_function" and node.target in FUNCTIONS) or (
             node.op == "call_method" and node.target in METHODS

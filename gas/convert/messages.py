@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,12 +13,12 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from gas.convert.edge_layers import EdgeLayer, Propagation, direction_error
-from gas.convert.kinds import EDGES, ROWS, SELECTED, Values, function_name
 from gas.convert.known import FACTORIES, is_close
 from gas.convert.layers import OnSomeEdges, call_product
 from gas.convert.matrices import PRODUCTS, add_products
 from gas.convert.rewrite import changes_in_training, erase_unused
 from gas.convert.trace import Added, get_module, is_layer
+from gas.convert.traced import EDGES, ROWS, SELECTED, Traced, Values, function_name
 from gas.nn import SimpleConv
 from gas.scalable import preserve_modes
 
@@ -58,21 +57,14 @@ class _Writer:
     """Writer of the functions of a traced graph's messages.
 
     Args:
-        net: The module.
-        graph: Its traced graph.
-        edges: The node of the adjacency.
-        kinds: The kinds of the nodes' values.
-        record: These values on a small graph of ``num_nodes`` nodes.
+        traced: The traced module.
     """
 
-    def __init__(
-        self, net: Module, graph: Graph, edges: Node, kinds: Mapping[Node, str], record: Values,
-        num_nodes: int,
-    ) -> None:  # fmt: skip
-        self._net, self._graph, self._edges, self._kinds = net, graph, edges, kinds
-        self._record, self._num_nodes = record, num_nodes
-        self._order = {node: position for position, node in enumerate(graph.nodes)}
-        self.reduced = {node for node in graph.nodes if self._is_reduction(node)}
+    def __init__(self, traced: Traced) -> None:
+        self._net, self._edges, self._kinds = traced.net, traced.edges, traced.kinds
+        self._record, self._num_nodes = traced.values, traced.counts[0][0]
+        self._order = {node: position for position, node in enumerate(traced.graph.nodes)}
+        self.reduced = {node for node in traced.graph.nodes if self._is_reduction(node)}
         self.shared: set[Node] = set()
         self.shared = self._find_shared()
 
@@ -246,22 +238,15 @@ class _Writer:
         )  # fmt: skip
 
 
-def wrap_messages(
-    net: Module,
-    graph: Graph,
-    edges: Node,
-    kinds: dict[Node, str],
-    record: dict[Node, Any],
-    num_nodes: int,
-) -> Added:
+def wrap_messages(traced: Traced) -> Added:
     """Make layers of the messages that a module passes by itself.
 
-    The module gets the layers, its traced graph calls them, and their kinds and values are added.
+    The module gets the layers, and its traced graph calls them.
 
     Returns:
         The layers, as functions of the module.
     """
-    writer = _Writer(net, graph, edges, kinds, record, num_nodes)
+    writer, graph, kinds = _Writer(traced), traced.graph, traced.kinds
     modules = [
         node for node in graph.nodes
         if node.op == "call_module" and kinds[node] in (EDGES, SELECTED)
@@ -274,7 +259,9 @@ def wrap_messages(
         if output in writer.reduced and writer.sums_at_sources(output):
             raise direction_error(f"'{output.name}' ({function_name(output)})")
         inside = writer.collect(output)
-        if all(kinds[each] == EDGES and each is not edges for each in writer.inputs_of(inside)):
+        if all(
+            kinds[each] == EDGES and each is not traced.edges for each in writer.inputs_of(inside)
+        ):
             continue  # Of single edges.
         for node in inside:
             if node in once:
@@ -283,24 +270,19 @@ def wrap_messages(
                     "gather statistics, for each of them: put them into one sum, or take dropout "
                     "and batch norms of rows of nodes"
                 )
-            if changes_in_training(net, node):
+            if changes_in_training(traced.net, node):
                 once.add(node)
         function, inputs = writer.write(output, inside)
         name = f"{MESSAGES}{len(made)}"
         made[name] = functools.partial(Messages, graph=function, output=output.name)
+        traced.net.add_module(name, made[name](traced.net))
         with graph.inserting_after(output):
-            call = graph.call_module(name, (edges,), dict(inputs))
-        net.add_module(name, made[name](net))
-        kinds[call], record[call] = kinds[output], record[output]
-        output.replace_all_uses_with(call)
-        graph.erase_node(output)
+            traced.exchange(output, graph.call_module(name, (traced.edges,), dict(inputs)))
         erase_unused(graph, [*inside, *modules])
     return made
 
 
-def replace_sums(
-    net: Module, graph: Graph, edges: Node, kinds: dict[Node, str], record: dict[Node, Any]
-) -> Added | None:
+def replace_sums(traced: Traced) -> Added | None:
     """Replace messages that only weight neighbours' rows by products with the adjacency.
 
     Products are fused. Messages are compared with each of them for random numbers, in training and
@@ -311,8 +293,9 @@ def replace_sums(
         product.
     """
     added: Added | None = None
+    graph, kinds, record, edges = traced.graph, traced.kinds, traced.values, traced.edges
     for node in list(graph.nodes):
-        module = get_module(net, node)
+        module = get_module(traced.net, node)
         inner = module.layer if isinstance(module, OnSomeEdges) else module
         if not isinstance(inner, Messages | Propagation) or node.args[:1] != (edges,):
             continue
@@ -329,12 +312,9 @@ def replace_sums(
             added = added or {}
             with graph.inserting_before(node):
                 flat = [graph.call_method("view", (weight, -1)) for weight in weights]
-                made = call_product(net, graph, name, (rows[0], edges, *flat), masks, added)
-            made.meta.update(node.meta)
-            kinds[made], record[made] = kinds[node], record[node]
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
-    add_products(net, graph)
+                made = call_product(traced, name, (rows[0], edges, *flat), masks, added)
+            traced.exchange(node, made)
+    add_products(traced.net, graph)
     return added
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
-from torch.fx import Graph, Node, Proxy
+from torch.fx import Node, Proxy
 from torch.nn import Module
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import OnMatrix, bind
+from gas.convert.edge_layers import DifferentEdgesError, OnMatrix, bind
 from gas.convert.hops import DROP, UNROLLED
-from gas.convert.layers import OnSomeEdges, Wrapped, bind_arguments, wrap_layers
-from gas.convert.trace import GIVEN, Added
+from gas.convert.layers import Wrapped, bind_arguments, wrap_layers
+from gas.convert.trace import Added, is_layer
+from gas.convert.traced import Traced
 from gas.graph import WEIGHT, layout_of, with_edge_index
 
 _NORMALISED: Any = WeakIdKeyDictionary()  # The weights that were normalised.
@@ -45,9 +45,6 @@ class Normalise(BaseTransform):
     attribute = WEIGHT
     """The attribute with the weights before, which ``edge_weight`` replaces."""
 
-    marks = False
-    """Mark the original edges, for layers that take no added self-loops."""
-
     keeps_loops = True
     """Keep self-loops when edges are dropped, as layers add them afterwards."""
 
@@ -71,8 +68,6 @@ class Normalise(BaseTransform):
 
     def forward(self, data: Data) -> Data:
         """See :class:`torch_geometric.transforms.GCNNorm`."""
-        if self.marks and GIVEN in data:
-            return data
         self._refuse_twice(data.get(self.attribute))
         if "adj_t" in data and "edge_index" in data:  # One of them, as the edges change.
             del data["edge_index" if self.prefers_adj_t else "adj_t"]
@@ -80,7 +75,7 @@ class Normalise(BaseTransform):
         given = data.get("adj_t") if "edge_index" not in data else None
         replaces = given is not None and layout_of(given, "adj_t").name == "sparse_tensor"
         data = with_edge_index(data)
-        edge_index = before = data.edge_index
+        edge_index = data.edge_index
         weight = data.get(self.attribute)
         dtype = None if data.x is None or not data.x.is_floating_point() else data.x.dtype
         if edge_index is None:
@@ -100,8 +95,6 @@ class Normalise(BaseTransform):
         data.edge_index, data.edge_weight = gcn_norm(
             edge_index, weight, data.num_nodes, self.improved, loops, dtype=dtype
         )
-        if self.marks:
-            self._mark(data, before)
         _NORMALISED[data.edge_weight] = True
         if self.attribute != WEIGHT:
             del data[self.attribute]  # Its rows are those of the edges before.
@@ -114,19 +107,6 @@ class Normalise(BaseTransform):
                 "'data' has weights that were normalised already: give the graph as it was, or "
                 "leave 'model' out of gas.cluster"
             )
-
-    def _mark(self, data: Data, before: Tensor) -> None:
-        """Mark the edges that there were before, and keep all self-loops of a node among them."""
-        src, dst = before
-        loops = torch.bincount(src[src == dst], minlength=int(data.num_nodes or 0))
-        ends = data.edge_index
-        marks = (ends[0] != ends[1]) | (loops[ends[0]] > 0)
-        more = torch.arange(loops.numel(), device=loops.device)
-        more = more.repeat_interleave((loops - 1).clamp(min=0))  # Without weight.
-        data.edge_index = torch.cat([ends, more.expand(2, -1)], dim=1)
-        weight = data.edge_weight
-        data.edge_weight = torch.cat([weight, weight.new_zeros(more.numel())])
-        data[GIVEN] = torch.cat([marks, marks.new_ones(more.numel())])
 
     def _add_to_diagonal(
         self, edge_index: Tensor, weight: Tensor, num_nodes: int, replaces: bool
@@ -149,8 +129,7 @@ class Normalise(BaseTransform):
         return hash(tuple(vars(self).values()))
 
     def __repr__(self) -> str:
-        hidden = ("marks", "prefers_adj_t")
-        given = {name: value for name, value in vars(self).items() if name not in hidden}
+        given = {name: value for name, value in vars(self).items() if name != "prefers_adj_t"}
         options = ", ".join(f"{name}={value}" for name, value in given.items())
         return f"GCNNorm({options})"
 
@@ -175,29 +154,15 @@ NORMALISING = (
 )  # fmt: skip
 
 
-class DifferentEdgesError(ValueError):
-    """Error of layers that can't all take one normalised graph."""
-
-    may_read_values = False
-    is_last_word = False  # Whether it says why, if other ways don't convert the module either.
-
-
-def _find_normalising_layers(net: Module, graph: Graph) -> dict[str, Normalise]:
+def _find_normalising_layers(traced: Traced) -> dict[str, Normalise]:
     """Disable the normalisation of layers that are called, and return it by their names."""
-    called = {node.target for node in graph.nodes if node.op == "call_module"}
+    called = {node.target for node in traced.graph.nodes if node.op == "call_module"}
     return {
-        _hop_name(net, name): how
-        for name, layer in net.named_modules()
-        if _hop_name(net, name) in called and (how := disable_normalisation(layer)) is not None
+        _hop_name(traced.net, name): how
+        for name, layer in traced.net.named_modules()
+        if _hop_name(traced.net, name) in called
+        and (how := disable_normalisation(layer)) is not None
     }
-
-
-def conflict(one: BaseTransform, other: BaseTransform) -> DifferentEdgesError:
-    """Return the error of a module that needs two transforms of the graph."""
-    return DifferentEdgesError(
-        f"layers take different graphs, of {one} and {other}: build them alike, or with "
-        "normalize=False"
-    )
 
 
 def normalise_edges(
@@ -210,13 +175,13 @@ def normalise_edges(
     return gcn_norm(*args, dtype=dtype)
 
 
-def write_normalisation(net: Module, graph: Graph) -> None:
+def write_normalisation(traced: Traced) -> None:
     """Write what layers normalise by themselves into a traced graph, each on its own edges.
 
     Raises:
         ValueError: If a layer normalises edges that are left of a dropout.
     """
-    found = _find_normalising_layers(net, graph)
+    net, graph, found = traced.net, traced.graph, _find_normalising_layers(traced)
     for node in list(graph.nodes):
         if node.op != "call_module" or node.target not in found:
             continue
@@ -238,19 +203,14 @@ def write_normalisation(net: Module, graph: Graph) -> None:
         node.args, node.kwargs = (), bind(layer, (), given)
 
 
-def move_normalisation(
-    net: Module, graph: Graph, edges: str, weighted: Sequence[str]
-) -> tuple[Normalise | None, list[str], Added]:
-    """Move normalisation from layers to the whole graph, of layers that take its values, too.
-
-    Returns:
-        The transform of the graph, the names of the layers that take its weights, and further
-        layers.
+def move_normalisation(traced: Traced) -> None:
+    """Move normalisation from layers to the whole graph, and note it in the traced module.
 
     Raises:
-        DifferentEdgesError: If layers normalise the graph in different ways.
+        DifferentEdgesError: If layers normalise the graph in different ways; or some don't, and
+            take a list without the self-loops that it gets; or the edges are prepared otherwise.
     """
-    found = _find_normalising_layers(net, graph)
+    net, graph, found = traced.net, traced.graph, _find_normalising_layers(traced)
     for node in graph.nodes:
         if node.op != "call_module" or node.target not in found:
             continue
@@ -268,50 +228,34 @@ def move_normalisation(
             node.replace_input_with(weight, None)
             if not weight.users:
                 graph.erase_node(weight)
-        found[str(node.target)].weighted = weight is not None or node.target in weighted
+        found[str(node.target)].weighted = weight is not None or node.target in traced.weighted
     if len(set(found.values())) > 1:
         raise DifferentEdgesError(
             f"layers normalise the graph in different ways, {found}: build them alike, or with "
             "normalize=False"
         )
     transform = next(iter(found.values()), None)
-    if transform is None or not transform.add_self_loops or not edges:
-        return transform, list(found), {}
-    added = _take_given_edges(net, graph, edges, found)
-    if added:
-        transform.marks = True
-    return transform, list(found), added
+    if transform is None:
+        return
+    source, inputs = traced.edges, traced.inputs
+    others = [each for each in source.users if is_layer(net, each) and each.target not in found]
+    if inputs.made or (transform.add_self_loops and others and not inputs.by_value):
+        raise DifferentEdgesError("layers take different graphs")  # Each normalises its own then.
+    transform.fit_to(inputs.is_matrix, inputs.edges)
+    traced.graphs = [transform(each) for each in traced.graphs]
+    traced.transform, traced.normalised = transform, list(found)
 
 
-def _take_given_edges(net: Module, graph: Graph, edges: str, normalised: Collection[str]) -> Added:
-    """Have layers that don't normalise take the edges as they are."""
-
-    def find(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | None:
-        names = [name for name, value in given.items() if value is source]
-        others = [str(value.target) for value in given.values() if isinstance(value, Node)]
-        if node.target in normalised or len(names) != 1:
-            return None
-        if sum(name.startswith("edge_") for name in others) > 1:
-            return None  # Its attributes of edges don't follow, so that it is refused.
-        mark = next((each for each in graph.nodes if each.target == GIVEN), None)
-        if mark is None:
-            with graph.inserting_after(source):
-                mark = graph.placeholder(GIVEN)
-        return names[0], (source, mark), {}
-
-    return wrap_layers(net, graph, edges, OnSomeEdges, "_given_", find)
-
-
-def take_matrices(net: Module, graph: Graph, edges: str) -> Added:
+def take_matrices(traced: Traced) -> Added:
     """Have layers without a parameter for weights take a matrix, of which they may read values."""
 
     def find(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | None:
-        layer: Any = net.get_submodule(str(node.target))
+        layer: Any = traced.net.get_submodule(str(node.target))
         names = [name for name, value in given.items() if value is source]
         takes_weights = WEIGHT in inspect.signature(layer.forward).parameters
         return None if len(names) != 1 or takes_weights else (names[0], (source,), {})
 
-    return wrap_layers(net, graph, edges, OnMatrix, "_matrix_", find)
+    return wrap_layers(traced, OnMatrix, "_matrix_", find)
 
 
 def _hop_name(net: Module, name: str) -> str:

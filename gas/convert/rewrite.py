@@ -194,9 +194,8 @@ def read_masks(graph: Graph) -> None:
                 user.update_arg(1, node.args[0])
 
 
-def skip_copies(graph: Graph, edges: str) -> None:
+def skip_copies(graph: Graph, source: Node) -> None:
     """Have copies of the edges, such as ``edge_index.to(device)``, be the edges themselves."""
-    source = next(node for node in graph.nodes if (node.op, node.target) == ("placeholder", edges))
     for node in list(graph.nodes):
         if (end := _find_end(graph, node, source)) is not None:
             node.replace_all_uses_with(end)
@@ -206,7 +205,7 @@ def skip_copies(graph: Graph, edges: str) -> None:
     erase_unused(graph)
 
 
-def refuse_methods(graph: Graph, edges: str) -> None:
+def refuse_methods(graph: Graph, source: Node) -> None:
     """Refuse methods of the adjacency, a matrix, but for products.
 
     Raises:
@@ -214,7 +213,7 @@ def refuse_methods(graph: Graph, edges: str) -> None:
     """
     for node in graph.nodes:
         given = node.args[0] if node.args else None
-        if node.op == "call_module" or not isinstance(given, Node) or given.target != edges:
+        if node.op == "call_module" or given is not source:
             continue
         if node.op != "output" and not is_about_shape(node):
             name = node.args[1] if node.target is getattr else node.target

@@ -41,9 +41,6 @@ from gas.scalable import preserve_modes
 
 Added = dict[str, Callable[[Module], Module]]  # Layers to add to a module, by their names.
 Call = Callable[[Module, dict[str, Any], Callable[..., Any]], Any]
-GIVEN = (
-    "is_given_edge"  # Whether an edge is one of the graph's own, not a self-loop that was added.
-)
 ATTENTION = "return_attention_weights"
 
 
