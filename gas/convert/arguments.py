@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch_geometric.data import Data
 
 from gas.convert.kept import find_rows
-from gas.convert.places import ATTRIBUTES_OF_TORCH, find_places
+from gas.convert.state import ATTRIBUTES_OF_TORCH, find_places
 from gas.graph import WEIGHT, is_row_per_node
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
@@ -253,7 +253,7 @@ def node_table_error(
     read = {name for code in called for name in code.co_names}
     for prefix, values in find_places(net):
         is_shared = prefix.endswith(":")
-        for name, value in list(values.items()):
+        for name, value in dict(values).items():
             if name in ATTRIBUTES_OF_TORCH or prefix + name in emptied:
                 continue
             if is_shared and prefix not in own and (name not in read or isinstance(value, Data)):

@@ -14,9 +14,14 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import InexactLayerError, WrappedLayer
-from gas.convert.fixed_numbers import NUMBERS, keep_generators, training_mode
-from gas.convert.hops import UNROLLED, Opened, add_hop, turn_layers
+from gas.convert.edge_layers import (
+    UNROLLED,
+    InexactLayerError,
+    Opened,
+    WrappedLayer,
+    add_hop,
+    turn_layers,
+)
 from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
@@ -30,9 +35,9 @@ from gas.convert.matrices import PRODUCTS, add_product, add_products
 from gas.convert.messages import Messages
 from gas.convert.normalise import disable_normalisation
 from gas.convert.outputs import Outputs, call_module, flatten
-from gas.convert.places import keep_attributes
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
+from gas.convert.state import NUMBERS, keep_attributes, keep_generators, training_mode
 from gas.convert.trace import Added
 from gas.convert.traced import EDGES, OTHER, ROWS, Traced, row_dim
 from gas.graph import WEIGHT, with_edge_index

@@ -27,10 +27,8 @@ from gas.convert.check import (
     make_layers,
 )
 from gas.convert.edge_dropout import take_edge_dropout
-from gas.convert.edge_layers import InexactLayerError
+from gas.convert.edge_layers import DROP, InexactLayerError, Opened
 from gas.convert.failures import changes_error
-from gas.convert.fixed_numbers import NUMBERS, training_mode
-from gas.convert.hops import DROP, Opened
 from gas.convert.inputs import (
     Inputs,
     copy_value,
@@ -43,8 +41,7 @@ from gas.convert.layers import (
     describe_call,
     wrap_selecting_layers,
 )
-from gas.convert.matrices import replace_products
-from gas.convert.messages import replace_sums, wrap_messages
+from gas.convert.messages import wrap_messages
 from gas.convert.model import Converted
 from gas.convert.normalise import (
     move_normalisation,
@@ -60,13 +57,14 @@ from gas.convert.outputs import (
     run_in_training,
 )
 from gas.convert.place import GraphWriter, Placement
-from gas.convert.places import CONSTANT, keep_attributes
 from gas.convert.preparation import NODE_ID
 from gas.convert.prepare import move_preparation
-from gas.convert.projection import merge_projections
+from gas.convert.products import merge_projections, replace_products, replace_sums
 from gas.convert.rewrite import (
+    asks_for_rows,
     erase_unused,
     follow_changes,
+    read_all_rows,
     read_masks,
     refuse_methods,
     skip_copies,
@@ -74,7 +72,7 @@ from gas.convert.rewrite import (
     turn_ends,
 )
 from gas.convert.sample import SAMPLES, find_sample_graphs
-from gas.convert.tables import asks_for_rows, read_all_rows
+from gas.convert.state import CONSTANT, NUMBERS, keep_attributes, training_mode
 from gas.convert.trace import is_layer, trace
 from gas.convert.traced import Traced, describe_constants, row_dims
 from gas.nn import explain_failures, fuse
@@ -135,7 +133,7 @@ def convert_module(
     spread_selected_rows(copied, graph)
     added = take_matrices(traced) if choices.on_matrix else {}
     traced.find_weighted()
-    move_normalisation(traced)
+    added |= move_normalisation(traced)
     traced.find_weighted()
     added |= wrap_selecting_layers(traced)
     fixed = trained[:1] if num_dropped else trained  # For the first, no edges are dropped.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from gas.convert.hops import DROP
+from gas.convert.edge_layers import DROP
 from gas.convert.known import is_about_shape, is_close
 from gas.convert.modes import EDGE_DROPOUTS, TRAINING
 from gas.convert.rewrite import exchange

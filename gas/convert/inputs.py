@@ -33,7 +33,6 @@ from gas.convert.arguments import (
 )
 from gas.convert.changes import with_noise
 from gas.convert.edge_layers import make_matrix
-from gas.convert.edge_lists import EdgeLists, TakesLists
 from gas.convert.failures import (
     describe_error,
     describe_values,
@@ -42,11 +41,12 @@ from gas.convert.failures import (
     is_own,
 )
 from gas.convert.kept import copy_module, set_attributes
+from gas.convert.lists_and_tables import EdgeLists, Tables, TakesLists, find_tables
 from gas.convert.matrices import TracedMatrix, matrix_error
 from gas.convert.modes import TRAINING
-from gas.convert.places import keep_attributes
 from gas.convert.preparation import NODE_ID
-from gas.convert.tables import Tables, find_tables
+from gas.convert.state import keep_attributes
+from gas.convert.trace import GIVEN
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
 from gas.scalable import preserve_modes
 
@@ -119,7 +119,7 @@ class Inputs:
 
     def arguments(self, data: Data) -> dict[str, Any]:
         """Return the values that a graph provides, with the adjacency as ``edge_index``."""
-        names = [name for name in (*self.names, *self.made) if name in data]
+        names = [name for name in (*self.names, *self.made, GIVEN) if name in data]
         return {**{name: data[name] for name in names}, self.edges: data.edge_index}
 
     def with_list(self, data: Data) -> Inputs | None:

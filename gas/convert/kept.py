@@ -17,7 +17,7 @@ from gas.convert.changes import given_parameters, with_noise
 from gas.convert.failures import describe_error
 from gas.convert.known import is_about_shape, is_close
 from gas.convert.matrices import TracedMatrix
-from gas.convert.places import (
+from gas.convert.state import (
     ATTRIBUTES_OF_TORCH,
     CONSTANT,
     find_place,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import Module
 
-from gas.convert.edge_layers import WrappedLayer, bind
-from gas.convert.hops import DROP
+from gas.convert.edge_layers import DROP, WrappedLayer, bind
 from gas.convert.known import walk_back
-from gas.convert.matrices import add_product
 from gas.convert.rewrite import erase_unused
 from gas.convert.scope import (
     SQUARE,
@@ -237,31 +235,3 @@ def _find_mask(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | Non
         given |= rows
         return name, (source, mask), {"rows": tuple(rows)}
     return None
-
-
-def call_product(
-    traced: Traced, target: str, args: Sequence[Node], masks: Sequence[Node], added: Added
-) -> Node:
-    """Write the call of a product with the edges, or with those of a mask.
-
-    Args:
-        traced: The traced module, which gets a layer that selects edges.
-        target: The name of the product.
-        args: The rows, the edges, and their weights, if they have any.
-        masks: The mask, if there is one.
-        added: Further layers of the module, which that layer is added to.
-    """
-    if not masks:
-        return traced.graph.call_module(target, tuple(args))
-    x, edges, *weight = args
-    named = dict(zip((WEIGHT,), weight, strict=False))
-    name = f"{SELECTED_EDGES}{target}_{len(added)}"
-    added[name] = functools.partial(_make_product, target=target, rows=tuple(named))
-    traced.net.add_module(name, added[name](traced.net))
-    return traced.graph.call_module(name, (edges, *masks), {"x": x, **named})
-
-
-def _make_product(net: Module, target: str, rows: Collection[str]) -> OnSomeEdges:
-    """Return a product with some of the edges, whose layer a module gets."""
-    add_product(net, target)
-    return OnSomeEdges(net, target, "edge_index", rows)

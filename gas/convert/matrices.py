@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.fx import Graph, Node, Proxy
+from torch.fx import Graph, Proxy
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
@@ -50,26 +50,9 @@ def add_product(net: Module, name: str) -> None:
     setattr(net, name, layer)
 
 
-def _product_name(reduce: str) -> str:
+def product_name(reduce: str) -> str:
+    """Return the name of the layer of a product, by how it reduces."""
     return "_product_" + ("sum" if reduce == "add" else reduce)
-
-
-def replace_products(net: Module, graph: Graph, source: Node) -> None:
-    """Replace products with the adjacency, ``adj_t @ x``, by calls of a layer of the module."""
-    for node in list(graph.nodes):
-        is_product = (node.op == "call_function" and node.target in FUNCTIONS) or (
-            node.op == "call_method" and node.target in METHODS
-        )
-        if not is_product or len(node.args) != 2 or not {"reduce"}.issuperset(node.kwargs):
-            continue
-        matrix, x = node.args
-        if matrix is source and x is not source:
-            with graph.inserting_before(node):
-                name = _product_name(str(node.kwargs.get("reduce", "sum")))
-                made = graph.call_module(name, (x, matrix))
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
-    add_products(net, graph)
 
 
 class MatrixError(ValueError):
@@ -305,7 +288,7 @@ def spread_matrix(layer: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
 def _call_product(x: Any, reduce: str, *matrix: Any) -> Any:
     """Call the layer that multiplies by a matrix, or by edges and their weights."""
     tracer = matrix[0].tracer
-    name = _product_name(reduce)
+    name = product_name(reduce)
     add_product(tracer.root, name)
     is_column = x.dim() == 1
     rows = x.unsqueeze(-1) if is_column else x

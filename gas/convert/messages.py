@@ -9,18 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 from torch.nn import Module
 
-from gas.convert.edge_layers import EdgeLayer, Propagation, direction_error
-from gas.convert.known import FACTORIES, is_close
-from gas.convert.layers import OnSomeEdges, call_product
-from gas.convert.matrices import PRODUCTS, add_products
+from gas.convert.edge_layers import EdgeLayer, direction_error
+from gas.convert.known import FACTORIES
 from gas.convert.rewrite import changes_in_training, erase_unused
-from gas.convert.trace import Added, get_module, is_layer
-from gas.convert.traced import EDGES, ROWS, SELECTED, Traced, Values, function_name
-from gas.nn import SimpleConv
-from gas.scalable import preserve_modes
+from gas.convert.trace import Added, is_layer
+from gas.convert.traced import EDGES, ROWS, SELECTED, Traced, function_name
 
 MESSAGES = "_messages_"  # The prefix of the names of such layers.
 # Functions of tensors whose numbers they don't read.
@@ -280,71 +275,3 @@ def wrap_messages(traced: Traced) -> Added:
             traced.exchange(output, graph.call_module(name, (traced.edges,), dict(inputs)))
         erase_unused(graph, [*inside, *modules])
     return made
-
-
-def replace_sums(traced: Traced) -> Added | None:
-    """Replace messages that only weight neighbours' rows by products with the adjacency.
-
-    Products are fused. Messages are compared with each of them for random numbers, in training and
-    in evaluation.
-
-    Returns:
-        The products with some of the edges, as functions of the module; ``None`` if there is no
-        product.
-    """
-    added: Added | None = None
-    graph, kinds, record, edges = traced.graph, traced.kinds, traced.values, traced.edges
-    for node in list(graph.nodes):
-        module = get_module(traced.net, node)
-        inner = module.layer if isinstance(module, OnSomeEdges) else module
-        if not isinstance(inner, Messages | Propagation) or node.args[:1] != (edges,):
-            continue
-        given = [each for each in (*node.args[1:], *node.kwargs.values()) if isinstance(each, Node)]
-        rows = [each for each in given if kinds[each] == ROWS]
-        weights = [each for each in given if kinds[each] == EDGES]
-        masks = [each for each in weights if getattr(record[each], "dtype", None) is torch.bool][:1]
-        weights = [each for each in weights if each not in masks]
-        is_sum = kinds[node] == ROWS and len(rows) == 1 and len(weights) <= 1
-        if not is_sum or len(given) != len(rows) + len(weights) + len(masks):
-            continue
-        name = _find_product(node, module, inner, rows + weights, masks, record)
-        if name:
-            added = added or {}
-            with graph.inserting_before(node):
-                flat = [graph.call_method("view", (weight, -1)) for weight in weights]
-                made = call_product(traced, name, (rows[0], edges, *flat), masks, added)
-            traced.exchange(node, made)
-    add_products(traced.net, graph)
-    return added
-
-
-def _find_product(
-    node: Node, module: Any, inner: Any, given: list[Node], masks: list[Node], record: Values
-) -> str:
-    """Return the name of the product that gives what messages give; "" if none does."""
-    edges: Any = node.args[0]
-    values = [record[each] for each in (edges, *given)]
-    if not all(isinstance(each, Tensor) and each.layout == torch.strided for each in values):
-        return ""
-    edge_index, x, *weight = values
-    if x.dim() != 2 or any(each.numel() != edge_index.size(1) for each in weight):
-        return ""
-    if not all(each.is_floating_point() for each in (x, *weight)):
-        return ""
-    parts: Any = inner.layer if isinstance(inner, Propagation) else inner.function
-    kept = record[masks[0]] if masks else slice(None)
-    names = dict(PRODUCTS)
-    try:
-        with preserve_modes(parts), torch.no_grad():
-            for training, scale in ((True, 1.0), (False, 1e6), (True, 1e-3)):  # Limits would show.
-                parts.train(training)
-                drawn = [scale * torch.randn_like(each) for each in (x, *weight)]
-                new = {**record, **dict(zip(given, drawn, strict=True))}
-                out = module(*map_arg(node.args, new.get), **map_arg(node.kwargs, new.get))
-                flat = drawn[0], edge_index[:, kept], *(each.view(-1)[kept] for each in drawn[1:])
-                for name, reduce in list(names.items()):
-                    if not is_close(out, SimpleConv(aggr=reduce)(*flat)):
-                        del names[name]
-    except Exception:  # Messages may raise anything for random numbers; they are none then.
-        return ""
-    return next(iter(names), "")

@@ -18,7 +18,6 @@ from gas.convert.check import Conversion
 from gas.convert.followed import Followed, find_followed
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
-from gas.convert.places import CONSTANT
 from gas.convert.preparation import PREPARED, check_unprepared
 from gas.convert.rewrite import (
     drop_in_one_pass,
@@ -27,6 +26,7 @@ from gas.convert.rewrite import (
     find_relu_dropouts,
 )
 from gas.convert.scope import LayerScope, pull, read_history
+from gas.convert.state import CONSTANT
 from gas.graph import Adjacency, find_original_graph
 from gas.history import Features, Rows, first_rows
 from gas.loader import SubData

@@ -16,10 +16,9 @@ from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import DifferentEdgesError, OnMatrix, bind
-from gas.convert.hops import DROP, UNROLLED
-from gas.convert.layers import Wrapped, bind_arguments, wrap_layers
-from gas.convert.trace import Added, is_layer
+from gas.convert.edge_layers import DROP, UNROLLED, DifferentEdgesError, OnMatrix, bind
+from gas.convert.layers import OnSomeEdges, Wrapped, bind_arguments, wrap_layers
+from gas.convert.trace import GIVEN, Added
 from gas.convert.traced import Traced
 from gas.graph import WEIGHT, layout_of, with_edge_index
 
@@ -45,6 +44,9 @@ class Normalise(BaseTransform):
     attribute = WEIGHT
     """The attribute with the weights before, which ``edge_weight`` replaces."""
 
+    marks = False
+    """Mark the original edges, for layers that take no added self-loops."""
+
     keeps_loops = True
     """Keep self-loops when edges are dropped, as layers add them afterwards."""
 
@@ -68,6 +70,8 @@ class Normalise(BaseTransform):
 
     def forward(self, data: Data) -> Data:
         """See :class:`torch_geometric.transforms.GCNNorm`."""
+        if self.marks and GIVEN in data:
+            return data
         self._refuse_twice(data.get(self.attribute))
         if "adj_t" in data and "edge_index" in data:  # One of them, as the edges change.
             del data["edge_index" if self.prefers_adj_t else "adj_t"]
@@ -75,7 +79,7 @@ class Normalise(BaseTransform):
         given = data.get("adj_t") if "edge_index" not in data else None
         replaces = given is not None and layout_of(given, "adj_t").name == "sparse_tensor"
         data = with_edge_index(data)
-        edge_index = data.edge_index
+        edge_index = before = data.edge_index
         weight = data.get(self.attribute)
         dtype = None if data.x is None or not data.x.is_floating_point() else data.x.dtype
         if edge_index is None:
@@ -95,6 +99,8 @@ class Normalise(BaseTransform):
         data.edge_index, data.edge_weight = gcn_norm(
             edge_index, weight, data.num_nodes, self.improved, loops, dtype=dtype
         )
+        if self.marks:
+            self._mark(data, before)
         _NORMALISED[data.edge_weight] = True
         if self.attribute != WEIGHT:
             del data[self.attribute]  # Its rows are those of the edges before.
@@ -107,6 +113,19 @@ class Normalise(BaseTransform):
                 "'data' has weights that were normalised already: give the graph as it was, or "
                 "leave 'model' out of gas.cluster"
             )
+
+    def _mark(self, data: Data, before: Tensor) -> None:
+        """Mark the edges that there were before, and keep all self-loops of a node among them."""
+        src, dst = before
+        loops = torch.bincount(src[src == dst], minlength=int(data.num_nodes or 0))
+        ends = data.edge_index
+        marks = (ends[0] != ends[1]) | (loops[ends[0]] > 0)
+        more = torch.arange(loops.numel(), device=loops.device)
+        more = more.repeat_interleave((loops - 1).clamp(min=0))  # Without weight.
+        data.edge_index = torch.cat([ends, more.expand(2, -1)], dim=1)
+        weight = data.edge_weight
+        data.edge_weight = torch.cat([weight, weight.new_zeros(more.numel())])
+        data[GIVEN] = torch.cat([marks, marks.new_ones(more.numel())])
 
     def _add_to_diagonal(
         self, edge_index: Tensor, weight: Tensor, num_nodes: int, replaces: bool
@@ -129,7 +148,8 @@ class Normalise(BaseTransform):
         return hash(tuple(vars(self).values()))
 
     def __repr__(self) -> str:
-        given = {name: value for name, value in vars(self).items() if name != "prefers_adj_t"}
+        hidden = ("marks", "prefers_adj_t")
+        given = {name: value for name, value in vars(self).items() if name not in hidden}
         options = ", ".join(f"{name}={value}" for name, value in given.items())
         return f"GCNNorm({options})"
 
@@ -203,12 +223,15 @@ def write_normalisation(traced: Traced) -> None:
         node.args, node.kwargs = (), bind(layer, (), given)
 
 
-def move_normalisation(traced: Traced) -> None:
+def move_normalisation(traced: Traced) -> Added:
     """Move normalisation from layers to the whole graph, and note it in the traced module.
 
+    Returns:
+        Layers that call those without normalisation on the graph's own edges.
+
     Raises:
-        DifferentEdgesError: If layers normalise the graph in different ways; or some don't, and
-            take a list without the self-loops that it gets; or the edges are prepared otherwise.
+        DifferentEdgesError: If layers normalise the graph in different ways, or its edges are
+            prepared otherwise.
     """
     net, graph, found = traced.net, traced.graph, _find_normalising_layers(traced)
     for node in graph.nodes:
@@ -236,14 +259,36 @@ def move_normalisation(traced: Traced) -> None:
         )
     transform = next(iter(found.values()), None)
     if transform is None:
-        return
-    source, inputs = traced.edges, traced.inputs
-    others = [each for each in source.users if is_layer(net, each) and each.target not in found]
-    if inputs.made or (transform.add_self_loops and others and not inputs.by_value):
-        raise DifferentEdgesError("layers take different graphs")  # Each normalises its own then.
-    transform.fit_to(inputs.is_matrix, inputs.edges)
-    traced.graphs = [transform(each) for each in traced.graphs]
+        return {}
+    if traced.inputs.made:  # Each layer normalises its own edges then.
+        raise DifferentEdgesError("layers take different graphs")
     traced.transform, traced.normalised = transform, list(found)
+    takes_others = transform.add_self_loops and not traced.inputs.by_value
+    added = _take_given_edges(traced) if takes_others else {}
+    if added:
+        transform.marks = True
+    transform.fit_to(traced.inputs.is_matrix, traced.inputs.edges)
+    traced.graphs = [transform(each) for each in traced.graphs]
+    return added
+
+
+def _take_given_edges(traced: Traced) -> Added:
+    """Have layers that don't normalise take the edges as they are."""
+
+    def find(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | None:
+        names = [name for name, value in given.items() if value is source]
+        others = [str(value.target) for value in given.values() if isinstance(value, Node)]
+        if node.target in traced.normalised or len(names) != 1:
+            return None
+        if sum(name.startswith("edge_") for name in others) > 1:
+            return None  # Its attributes of edges don't follow, so that it is refused.
+        mark = next((each for each in traced.graph.nodes if each.target == GIVEN), None)
+        if mark is None:
+            with traced.graph.inserting_after(source):
+                mark = traced.graph.placeholder(GIVEN)
+        return names[0], (source, mark), {}
+
+    return wrap_layers(traced, OnSomeEdges, "_given_", find)
 
 
 def take_matrices(traced: Traced) -> Added:

@@ -18,13 +18,12 @@ from torch_geometric.data import Data
 
 from gas.convert.edge_layers import DifferentEdgesError
 from gas.convert.failures import describe_error, is_own
-from gas.convert.fixed_numbers import NUMBERS, training_mode
 from gas.convert.inputs import Inputs, copy_value
 from gas.convert.kept import find_caches, find_read, memory_error
 from gas.convert.known import is_close
 from gas.convert.modes import BY_ROW, IN_ORDER, RANDOM
-from gas.convert.places import keep_attributes
 from gas.convert.scope import join_columns
+from gas.convert.state import NUMBERS, keep_attributes, training_mode
 from gas.convert.traced import ROWS, Traced, Values
 
 UNKNOWN = "a generator of its own, if no layer changes its parameters in forward"

@@ -14,8 +14,8 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from gas.convert.edge_dropout import AFTER_DROP, SCALED, check_scale
+from gas.convert.edge_layers import DROP
 from gas.convert.edge_values import EdgeValues, has_rows
-from gas.convert.hops import DROP
 from gas.convert.known import is_close, walk_back
 from gas.convert.preparation import PREPARED, Preparation, join_lists
 from gas.convert.rewrite import erase_unused, exchange

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
-from gas.convert.changes import VIEWS, is_in_place, views_of
+from gas.convert.changes import VIEWS, is_in_place, is_of_table, views_of
 from gas.convert.known import assign, is_about_shape
 from gas.convert.matrices import matrix_error
 from gas.convert.modes import TRAINING
@@ -192,6 +192,25 @@ def read_masks(graph: Graph) -> None:
         for user in list(node.users) if is_where or is_nonzero else ():
             if user.target in (operator.getitem, assign) and user.args[1] is node:
                 user.update_arg(1, node.args[0])
+
+
+def asks_for_rows(node: Node) -> bool:
+    """Return whether an embedding that is a table is called."""
+    return node.target is torch.nn.functional.embedding and is_of_table(node.args[1])
+
+
+def read_all_rows(graph: Graph, values: Mapping[Node, Any]) -> None:
+    """Read tables by the ids of nodes where a module asks for all rows, ``embedding(arange(n))``.
+
+    Args:
+        graph: The traced graph.
+        values: The values of its nodes on a small graph.
+    """
+    for node in filter(asks_for_rows, graph.nodes):
+        ids, rows = node.args
+        every = torch.arange(len(values[rows]), device=values[rows].device)
+        if torch.equal(values[ids], every):
+            node.args = rows.args[-1], rows.args[0]  # Of the layer's own gradient.
 
 
 def skip_copies(graph: Graph, source: Node) -> None:

@@ -15,20 +15,19 @@ from torch_geometric.nn import MessagePassing
 
 from gas.convert.arguments import node_table_error, wrap_global, wrap_layer
 from gas.convert.conversion import Choices, convert_module
-from gas.convert.edge_layers import DirectionError, InexactLayerError
-from gas.convert.edge_lists import wrap_lists
-from gas.convert.fixed_numbers import keep_generators
-from gas.convert.hops import UNROLLED, find_dubious
+from gas.convert.edge_layers import UNROLLED, DirectionError, InexactLayerError, find_dubious
 from gas.convert.inputs import (
     Inputs,
     find_inputs,
     make_graph,
 )
 from gas.convert.kept import find_filled
+from gas.convert.lists_and_tables import wrap_lists
 from gas.convert.matrices import MatrixError
 from gas.convert.model import Converted
 from gas.convert.normalise import DifferentEdgesError
 from gas.convert.sample import find_sample_graphs
+from gas.convert.state import keep_generators
 from gas.graph import check_nodes
 from gas.nn import NeverExactError, check_exact, explain_failures
 from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model

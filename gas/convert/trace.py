@@ -17,9 +17,16 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.changes import check_change
-from gas.convert.edge_layers import EdgeLayer, InexactLayerError
+from gas.convert.edge_layers import (
+    UNROLLED,
+    EdgeLayer,
+    InexactLayerError,
+    Opened,
+    is_of_user,
+    turn_layers,
+    unroll_layers,
+)
 from gas.convert.failures import explain_trace, find_line
-from gas.convert.hops import UNROLLED, Opened, is_of_user, turn_layers, unroll_layers
 from gas.convert.known import KnownProxy, KnownValues
 from gas.convert.matrices import MatrixError, TracedMatrix, matrix_error, spread_matrix
 from gas.convert.modes import (
@@ -33,14 +40,16 @@ from gas.convert.modes import (
     TRAINING,
     ModeMerger,
 )
-from gas.convert.places import CONSTANT
 from gas.convert.runs import Runs, answer_questions, merge_random_branches
 from gas.convert.segments import AttentionWeights
+from gas.convert.state import CONSTANT
 from gas.nn import NeverExactError, check_exact
 from gas.scalable import preserve_modes
 
 Added = dict[str, Callable[[Module], Module]]  # Layers to add to a module, by their names.
 Call = Callable[[Module, dict[str, Any], Callable[..., Any]], Any]
+# Whether an edge is one of the graph's own, not a self-loop that was added.
+GIVEN = "is_given_edge"
 ATTENTION = "return_attention_weights"
 
 

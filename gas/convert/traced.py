@@ -19,11 +19,10 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.convert.edge_layers import DifferentEdgesError, bind
 from gas.convert.failures import describe_error, describe_hooks
-from gas.convert.fixed_numbers import training_mode
 from gas.convert.inputs import Inputs, copy_value, eval_mode, like_tuple
 from gas.convert.known import evaluate_node, is_close, walk_back
 from gas.convert.modes import BY_ROW, IN_ONE_MODE, IN_ORDER, LINE, TRAINING
-from gas.convert.places import CONSTANT, keep_attributes
+from gas.convert.state import CONSTANT, keep_attributes, training_mode
 from gas.convert.trace import get_module, is_layer
 from gas.graph import WEIGHT
 from gas.nn import reason_inexact

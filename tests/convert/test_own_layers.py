@@ -148,12 +148,6 @@ class Mixed(nn.Module):
         return self.lin(self.gat(x, edge_index=edge_index))
 
 
-def own_edges(graph):
-    """Return which edges of a prepared graph are its own, not self-loops that layers add."""
-    (name,) = [key for key in graph.keys() if key.endswith("edge_list_0")]
-    return graph[name]
-
-
 @pytest.mark.parametrize("loops", [0, 2])
 def test_layers_with_and_without_self_loops(loops):
     data = random_graph()
@@ -161,7 +155,7 @@ def test_layers_with_and_without_self_loops(loops):
     nodes = torch.arange(loops).expand(2, -1)
     data.edge_index = torch.cat([data.edge_index, nodes], dim=1)
     model, graph, _ = check(Mixed(), data, of_x)
-    assert int(own_edges(graph).sum()) == data.num_edges < graph.num_edges
+    assert int(graph.is_given_edge.sum()) == data.num_edges < graph.num_edges
     assert set(model.net.state_dict()) == set(Mixed().state_dict())
     again = pickle.loads(pickle.dumps(model))
     out = model.predict(graph, log=False)
@@ -172,7 +166,7 @@ def test_several_self_loops_of_a_node():
     data = random_graph()
     data.edge_index = torch.cat([data.edge_index, torch.full((2, 3), 3)], dim=1)
     model, graph, _ = check(Mixed(), data, of_x)
-    assert int(own_edges(graph).sum()) == data.num_edges
+    assert int(graph.is_given_edge.sum()) == data.num_edges
     again = gas.cluster(model.prepare(data.clone()), 4, model=model, log=False)
     assert again.num_edges == graph.num_edges
 
