@@ -135,9 +135,9 @@ def views_of(node: Node) -> list[Node]:
     return found
 
 
-def is_of_table(node: Node) -> bool:
+def is_of_table(node: Any) -> bool:
     """Return whether a value of a traced graph is rows, or columns, of a table."""
-    is_selected = node.target == "index_select"
+    is_selected = isinstance(node, Node) and node.target == "index_select"
     return is_selected and getattr(node.args[-1], "target", None) == NODE_ID
 
 

@@ -25,19 +25,17 @@ from gas.convert.edge_layers import (
 from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
-    eval_mode,
     forget_cached,
 )
-from gas.convert.kept import change_lists
 from gas.convert.known import is_close
 from gas.convert.layers import LayerCall
 from gas.convert.matrices import PRODUCTS, add_product, add_products
 from gas.convert.messages import Messages
 from gas.convert.normalise import disable_normalisation
-from gas.convert.outputs import Outputs, call_module, flatten
+from gas.convert.outputs import Outputs, flatten
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
-from gas.convert.state import NUMBERS, keep_attributes, keep_generators, training_mode
+from gas.convert.state import eval_mode, keep_generators
 from gas.convert.trace import Added
 from gas.convert.traced import EDGES, OTHER, ROWS, Traced, row_dim
 from gas.graph import WEIGHT, with_edge_index
@@ -250,27 +248,6 @@ def check_edges(traced: Traced, calls: Sequence[LayerCall], num_dropped: int) ->
                 f"'{user.name}' takes the edges, and isn't a message passing layer: what changes "
                 "edges belongs to the graph, before it is cut into parts"
             )
-
-
-def check_lists(net: Module, inputs: Inputs, data: Data, returned: Sequence[Any]) -> None:
-    """Refuse a module that reads tensors in a list or dictionary, whose changes aren't followed.
-
-    ``returned`` is what it returns in evaluation, and with each of :data:`NUMBERS` in training.
-    """
-    for name, kind in change_lists(net):
-        for number, values in zip((None, *NUMBERS), returned, strict=False):
-            mode = eval_mode(net) if number is None else training_mode(net, number)
-            with mode, keep_attributes(net):
-                try:
-                    is_same = is_close(call_module(net, inputs, data), flatten(values))
-                except Exception:  # It may raise anything for other values.
-                    is_same = False
-            if not is_same:
-                raise ValueError(
-                    f"'{name}' is a {kind} of tensors, whose changes a model wouldn't read: "
-                    "register each as a buffer, self.register_buffer('first', tensor), and read "
-                    "self.first"
-                )
 
 
 def _refuse_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:

@@ -21,7 +21,6 @@ from gas.convert.check import (
     check_edges,
     check_hooks,
     check_layers,
-    check_lists,
     describe_layer,
     make_layer_tests,
     make_layers,
@@ -33,8 +32,8 @@ from gas.convert.inputs import (
     Inputs,
     copy_value,
     copy_with_noise,
-    eval_mode,
 )
+from gas.convert.kept import change_lists
 from gas.convert.known import is_close
 from gas.convert.layers import (
     LayerCall,
@@ -53,11 +52,11 @@ from gas.convert.outputs import (
     call_module,
     check_outputs,
     find_draws,
+    flatten,
     record_checked,
     run_in_training,
 )
 from gas.convert.place import GraphWriter, Placement
-from gas.convert.preparation import NODE_ID
 from gas.convert.prepare import move_preparation
 from gas.convert.products import merge_projections, replace_products, replace_sums
 from gas.convert.rewrite import (
@@ -72,7 +71,7 @@ from gas.convert.rewrite import (
     turn_ends,
 )
 from gas.convert.sample import SAMPLES, find_sample_graphs
-from gas.convert.state import CONSTANT, NUMBERS, keep_attributes, training_mode
+from gas.convert.state import CONSTANT, NUMBERS, eval_mode, keep_attributes, run_mode, training_mode
 from gas.convert.trace import is_layer, trace
 from gas.convert.traced import Traced, describe_constants, row_dims
 from gas.nn import explain_failures, fuse
@@ -99,16 +98,14 @@ class Choices:
 
 
 def convert_module(
-    net: Module, data: Data, inputs: Inputs, wanted: dict[str, Any], options: dict[str, Any],
-    choices: Choices,
-) -> Converted:  # fmt: skip
+    net: Module, data: Data, inputs: Inputs, options: dict[str, Any], choices: Choices
+) -> Converted:
     """Convert a module in the ways that are chosen.
 
     Args:
         net: The module.
         data: The graph.
         inputs: The arguments that the graph gives to the module.
-        wanted: The defaults of all its parameters.
         options: Options of :class:`gas.ScalableGNN`.
         choices: The ways.
 
@@ -117,12 +114,12 @@ def convert_module(
     """
     copied, computed = copy_with_noise(net, choices.emptied), set[str]()
     with explain_failures(net):
-        graphs, expected, inputs = find_sample_graphs(copied, inputs, data, wanted)
+        graphs, expected, inputs = find_sample_graphs(copied, inputs, data)
         trained, caches = run_in_training(copied, inputs, graphs, expected)
     draws = partial(find_draws, copied, inputs, graphs[0])
     _check_parameters(net, copied)
     noise = _run_with_noise(copied, inputs, graphs[0], [expected, *trained], choices.opened)
-    traced = _trace(copied, inputs, wanted, graphs, choices.opened, caches, computed)
+    traced = _trace(copied, inputs, graphs, choices.opened, caches, computed)
     graph = traced.graph
     num_dropped = sum(DROP in node.meta for node in graph.nodes)
     if choices.is_turned:
@@ -173,6 +170,26 @@ def _check_parameters(net: Module, called: Module) -> None:
             )
 
 
+def _check_lists(net: Module, inputs: Inputs, data: Data, returned: Sequence[Any]) -> None:
+    """Refuse a module that reads tensors in a list or dictionary, whose changes aren't followed.
+
+    ``returned`` is what it returns in evaluation, and with each of :data:`NUMBERS` in training.
+    """
+    for name, kind in change_lists(net):
+        for number, values in zip((None, *NUMBERS), returned, strict=False):
+            with run_mode(net, number), keep_attributes(net):
+                try:
+                    is_same = is_close(call_module(net, inputs, data), flatten(values))
+                except Exception:  # It may raise anything for other values.
+                    is_same = False
+            if not is_same:
+                raise ValueError(
+                    f"'{name}' is a {kind} of tensors, whose changes a model wouldn't read: "
+                    "register each as a buffer, self.register_buffer('first', tensor), and read "
+                    "self.first"
+                )
+
+
 def _run_with_noise(
     net: Module, inputs: Inputs, data: Data, returned: Sequence[Any], opened: Opened
 ) -> tuple[dict[Tensor, Tensor], list[list[Any]], str]:  # fmt: skip
@@ -184,15 +201,14 @@ def _run_with_noise(
     Raises:
         ValueError: If it changes a parameter, quoting the line, or reads tensors in a list.
     """
-    check_lists(net, inputs, data, returned)
+    _check_lists(net, inputs, data, returned)
     noisy: dict[Tensor, Tensor] = {
         weight: with_noise(weight.detach()) for weight in net.parameters()
     }
     found, replaced = [], ""
     for number in (None, *NUMBERS)[: len(returned)]:
-        mode = eval_mode(net) if number is None else training_mode(net, number)
         gradients = torch.no_grad() if number is None else torch.enable_grad()
-        with given_parameters(noisy), mode, keep_attributes(net), gradients:
+        with given_parameters(noisy), run_mode(net, number), keep_attributes(net), gradients:
             with RefuseChanges(net, opened) as changes:
                 out = call_module(net, inputs, data)
             replaced = replaced or changes.find_replaced()
@@ -236,8 +252,8 @@ def _find_forms(traced: Traced, calls: Sequence[LayerCall], num_trained: int) ->
 
 
 def _trace(
-    net: Module, inputs: Inputs, wanted: dict[str, Any], graphs: Sequence[Data], opened: Opened,
-    caches: Sequence[str], computed: set[str],
+    net: Module, inputs: Inputs, graphs: list[Data], opened: Opened, caches: Sequence[str],
+    computed: set[str],
 ) -> Traced:  # fmt: skip
     """Trace a module's method, and remove unused inputs.
 
@@ -248,20 +264,8 @@ def _trace(
         layer = net.get_submodule("" if ":" in name else name.rpartition(".")[0])
         if isinstance(layer, MessagePassing) and type(layer) not in opened:
             raise InexactLayerError(f"'{name}' is computed in the first call alone", layer)
-    given = (*inputs.names, inputs.edges)
-    named = ["x" if key == inputs.features else key for key in wanted]
-    is_named = not inputs.graph and not inputs.matrix
-    order = [key for key in (*named, NODE_ID) if key in given] if is_named else list(given)
-    order += [] if inputs.edges in order else [inputs.edges]  # The model is given them anyway.
-    known = (*order, inputs.graph, inputs.features, inputs.matrix)
-    fixed = {key: default for key, default in wanted.items() if key not in known}
-    samples = [inputs.values(each) for each in graphs]
-    counts = [int(each.num_nodes or 0) for each in graphs]
-    graph = trace(
-        net, inputs.method, order, inputs.call, fixed, samples, counts, inputs.edges,
-        follow_changes, opened, caches, computed,
-    )  # fmt: skip
-    traced = Traced(net, graph, inputs, list(graphs))
+    graph = trace(net, inputs, graphs, follow_changes, opened, caches, computed)
+    traced = Traced(net, graph, inputs, graphs)
     take_edge_dropout(traced)
     read_masks(graph)
     skip_copies(graph, traced.edges)

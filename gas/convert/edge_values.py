@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from gas.convert.known import is_about_shape
+from gas.convert.known import is_about_shape, walk_back
 from gas.convert.traced import Traced, is_selection
 
 
@@ -165,11 +165,10 @@ class EdgeValues:
 
     def uses_edges(self, node: Node, sizes: bool = False) -> bool:
         """Return whether a value is computed of the edges themselves, or of their number."""
-        if sizes and is_about_shape(node):
-            return self.uses_edges(node)
-        if not sizes and node is self.edges:
-            return True
-        return any(self.uses_edges(each, sizes) for each in node.all_input_nodes)
+        before = walk_back(node, is_about_shape if sizes else lambda _: False)
+        if sizes:
+            return any(is_about_shape(each) and self.uses_edges(each) for each in before)
+        return self.edges in before
 
     def _is_like_edges(self, node: Node) -> bool:
         return all(len(set(found)) == 1 or found in self._kept_sizes for found in self._sizes(node))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -215,7 +215,7 @@ class KnownValues:
         for argument in node.all_input_nodes:
             if _has_tensor(self._values[argument][0]):
                 is_size = node.target in ("size", "numel") or "shape" in node.args
-                if not about_shape or (is_size and self._is_of_numbers(argument, set())):
+                if not about_shape or (is_size and self._is_of_numbers(argument)):
                     return False
             elif not self._follows_from_shapes(argument, seen) or (
                 self._varies(argument)
@@ -226,19 +226,15 @@ class KnownValues:
                 return False
         return True
 
-    def _is_of_numbers(self, node: Node, seen: set[Node]) -> bool:
+    def _is_of_numbers(self, node: Node) -> bool:
         """Return whether a tensor's shape may follow from numbers, such as that of ``unique``."""
-        if node in seen:
-            return False
-        seen.add(node)
+        return any(map(self._selects, walk_back(node, self.has_row_per_node)))
+
+    def _selects(self, node: Node) -> bool:
         name = str(getattr(node.target, "__name__", node.target)).strip("_")
         index = node.args[1] if node.target is operator.getitem else None
         mask = self.first(index) if isinstance(index, Node) else None
-        if name in SELECTING or (isinstance(mask, Tensor) and mask.dtype == torch.bool):
-            return True
-        if self.has_row_per_node(node):
-            return False
-        return any(self._is_of_numbers(each, seen) for each in node.all_input_nodes)
+        return name in SELECTING or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
 
     def has_row_per_node(self, node: Node) -> bool:
         """Return whether a value's rows are those of nodes, and the rest of its shape the same."""
@@ -280,15 +276,15 @@ class KnownValues:
         )
 
 
-def walk_back(node: Node, stops: Container[Node] = ()) -> set[Node]:
-    """Return a node and all that it is computed of, no further than nodes at which it stops."""
-    found, left = {node}, [node]
+def walk_back(node: Node, stops: Callable[[Node], bool] = lambda _: False) -> list[Node]:
+    """Return a node and all that it is computed of, no further than where it stops."""
+    found: dict[Node, None] = {}
+    left = [node]
     while left:
-        if (last := left.pop()) not in stops:
-            new = [each for each in last.all_input_nodes if each not in found]
-            found.update(new)
-            left += new
-    return found
+        if (last := left.pop()) not in found:
+            found[last] = None
+            left += [] if stops(last) else reversed(last.all_input_nodes)
+    return list(found)
 
 
 def is_about_shape(node: Node) -> bool:

@@ -296,22 +296,15 @@ def _call_product(x: Any, reduce: str, *matrix: Any) -> Any:
     return out.squeeze(-1) if is_column else out
 
 
-def _make_sparse_tensor(
-    self: Any, row: Any = None, rowptr: Any = None, col: Any = None, value: Any = None,
-    sparse_sizes: Any = None, is_sorted: bool = False, trust_data: bool = False,
-) -> bool:  # fmt: skip
-    """Make a SparseTensor that is traced, and return whether it is one."""
-    if not any(isinstance(each, Proxy) for each in (row, col)):
-        return False
-    self.__class__ = TracedMatrix
-    self.__init__(row, col, value, sparse_sizes)
-    return True
-
-
 def _make_init(init: Callable[..., None]) -> Callable[..., None]:
-    def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not _make_sparse_tensor(self, *args, **kwargs):
-            init(self, *args, **kwargs)
+    def make(
+        self: Any, row: Any = None, rowptr: Any = None, col: Any = None, value: Any = None,
+        sparse_sizes: Any = None, *args: Any, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        if not any(isinstance(each, Proxy) for each in (row, col)):
+            return init(self, row, rowptr, col, value, sparse_sizes, *args, **kwargs)
+        self.__class__ = TracedMatrix
+        return self.__init__(row, col, value, sparse_sizes)
 
     return make
 

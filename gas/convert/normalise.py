@@ -18,7 +18,8 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.convert.edge_layers import DROP, UNROLLED, DifferentEdgesError, OnMatrix, bind
 from gas.convert.layers import OnSomeEdges, Wrapped, bind_arguments, wrap_layers
-from gas.convert.trace import GIVEN, Added
+from gas.convert.preparation import GIVEN
+from gas.convert.trace import Added
 from gas.convert.traced import Traced
 from gas.graph import WEIGHT, layout_of, with_edge_index
 

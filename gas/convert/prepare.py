@@ -272,14 +272,14 @@ class _Extractor:
 
     def _reduces_left(self, node: Node) -> bool:
         """Return whether a value needs a sum over the edges that are left of a dropout."""
-        if AFTER_DROP not in node.meta:
-            return False
-        is_of_nodes = node in self._finder.moved and self._has_rows_of_nodes(node)
-        return is_of_nodes or any(map(self._reduces_left, node.all_input_nodes))
-
-    def _has_rows_of_nodes(self, node: Node) -> bool:
-        size = self._finder.counts[0][0]
-        return any(has_rows(leaf, size) for leaf in tree_leaves(self._values.get(node)))
+        left = walk_back(node, lambda each: AFTER_DROP not in each.meta)
+        return any(
+            AFTER_DROP in each.meta and each in self._finder.moved and any(
+                has_rows(leaf, self._finder.counts[0][0])
+                for leaf in tree_leaves(self._values.get(each))
+            )
+            for each in left
+        )  # fmt: skip
 
     def _write(self) -> GraphModule:
         """Write the function that the transform calls."""

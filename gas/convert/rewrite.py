@@ -38,27 +38,21 @@ def follow_changes(net: Module, graph: Graph) -> None:
         ValueError: If a view of a tensor is changed by dropout, or the tensor is read afterwards.
     """
     order = {node: position for position, node in enumerate(graph.nodes)}
-    changed: Any
     for node in graph.nodes:
-        if (node.target is assign or is_in_place(node)) and not _drops_in_place(net, node):
+        changed: Any = node.args[0] if node.args else None
+        drops, is_item = _drops_in_place(net, node), node.target is assign
+        if (is_item or is_in_place(node)) and not drops:
             _check_view(order, node)
-        if _drops_in_place(net, node):
-            changed = node.args[0]
-            if changed.target in VIEWS:
-                raise ValueError(
-                    f"'{node.name}' drops a view of a tensor in place, which can't be followed: "
-                    "leave out 'inplace'"
-                )
-            changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
-        if node.target is assign:
-            changed = node.args[0]
-            changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
-            continue
-        if not is_in_place(node) or node.users or not isinstance(node.args[0], Node):
-            continue
-        changed = node.args[0]
-        if changed.op in ("call_function", "call_method", "call_module"):
+        if drops and changed.target in VIEWS:
+            raise ValueError(
+                f"'{node.name}' drops a view of a tensor in place, which can't be followed: "
+                "leave out 'inplace'"
+            )
+        is_unread = is_in_place(node) and not node.users and isinstance(changed, Node)
+        is_made = is_unread and changed.op in ("call_function", "call_method", "call_module")
+        if is_made:
             _replace_in_place(node, changed)
+        if drops or is_item or is_made:
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -372,3 +372,15 @@ def training_mode(net: Module, number: float) -> Iterator[FixedNumbers]:
                 )
         for key, value in kept.items():
             each._buffers[key] = value
+
+
+@contextlib.contextmanager
+def eval_mode(net: Module) -> Iterator[None]:
+    """Set evaluation mode, without gradients, in this context."""
+    with preserve_modes(net, False), torch.no_grad():
+        yield
+
+
+def run_mode(net: Module, number: float | None) -> AbstractContextManager[Any]:
+    """Set training mode with random numbers that are all a number, or evaluation mode without."""
+    return eval_mode(net) if number is None else training_mode(net, number)

@@ -19,10 +19,10 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.convert.edge_layers import DifferentEdgesError, bind
 from gas.convert.failures import describe_error, describe_hooks
-from gas.convert.inputs import Inputs, copy_value, eval_mode, like_tuple
+from gas.convert.inputs import Inputs, copy_value, like_tuple
 from gas.convert.known import evaluate_node, is_close, walk_back
 from gas.convert.modes import BY_ROW, IN_ONE_MODE, IN_ORDER, LINE, TRAINING
-from gas.convert.state import CONSTANT, keep_attributes, training_mode
+from gas.convert.state import CONSTANT, keep_attributes, run_mode
 from gas.convert.trace import get_module, is_layer
 from gas.graph import WEIGHT
 from gas.nn import reason_inexact
@@ -186,7 +186,7 @@ class Traced:
         names = [str(node.target) for node in self.graph.nodes if node.op == "placeholder"]
         given = {**self.inputs.arguments(data), TRAINING: number is not None}
         keep = keep_attributes(net) if self.inputs.keeps else contextlib.nullcontext()
-        with eval_mode(net) if number is None else training_mode(net, number), keep:
+        with run_mode(net, number), keep:
             recorder.run(*[copy_value(given[name]) for name in names])
         return recorder.values
 
