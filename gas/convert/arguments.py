@@ -9,13 +9,13 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import FunctionType
 from typing import Any
 
-import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
 
 from gas.convert.kept import find_rows
+from gas.convert.known import is_edge_list
 from gas.convert.state import ATTRIBUTES_OF_TORCH, find_places
 from gas.graph import WEIGHT, is_row_per_node
 
@@ -45,8 +45,7 @@ def parameters(net: Module, method: str) -> dict[str, Any]:
 
 def is_list(name: str, value: Any) -> bool:
     """Return whether an attribute is a list of edges, but not of pairs to predict."""
-    is_long = isinstance(value, Tensor) and value.dtype == torch.long and value.dim() == 2
-    return is_long and value.size(0) == 2 and "edge" in name and "label" not in name
+    return is_edge_list(value) and "edge" in name and "label" not in name
 
 
 def adjacency_name(names: Sequence[str], data: Data) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from gas.convert.known import is_about_shape, walk_back
+from gas.convert.known import is_about_shape, is_edge_list, walk_back
 from gas.convert.traced import Traced, is_selection
 
 
@@ -124,10 +124,8 @@ class EdgeValues:
 
     def _is_list(self, value: Any) -> bool:
         """Return whether a value may be a list of edges."""
-        if not isinstance(value, Tensor) or value.dtype != torch.long or value.dim() != 2:
-            return False
-        is_of_nodes = bool((value >= 0).all()) and bool((value < self.counts[0][0]).all())
-        return is_of_nodes and value.size(0) == 2
+        size = self.counts[0][0]
+        return is_edge_list(value) and bool(((value >= 0) & (value < size)).all())
 
     def _keep_selection(self, node: Node) -> None:
         if is_selection(node, self.records[0]):

@@ -361,6 +361,12 @@ rand, randn = map(_make_factory, ("rand", "randn"))
 FACTORIES = (zeros, ones, full, empty, arange, eye, rand, randn)
 
 
+def is_edge_list(value: Any) -> bool:
+    """Return whether a value may be a list of edges, by its type and shape."""
+    is_long = isinstance(value, Tensor) and value.dtype == torch.long and value.dim() == 2
+    return is_long and value.size(0) == 2
+
+
 def is_close(found: Any, expected: Any) -> bool:
     """Return whether two results are equal up to rounding."""
     if isinstance(expected, tuple | list):

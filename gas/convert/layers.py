@@ -114,11 +114,6 @@ class LayerCall:
         return out
 
 
-def bind_arguments(layer: Any, node: Node) -> dict[str, Any]:
-    """Return the arguments that a node gives to a layer, by the names of its parameters."""
-    return bind(layer, node.args, node.kwargs)
-
-
 def describe_call(traced: Traced, node: Node) -> LayerCall:
     """Describe the call of a layer by a node.
 
@@ -127,7 +122,7 @@ def describe_call(traced: Traced, node: Node) -> LayerCall:
     """
     net, kinds, adjacency, name = traced.net, traced.kinds, traced.edges, str(node.target)
     layer = net.get_submodule(name)
-    bound = bind_arguments(layer, node)
+    bound = bind(layer, node.args, node.kwargs)
     selected: Node | None = None
     picked: tuple[str, ...] = ()
     if isinstance(layer, OnSomeEdges):
@@ -198,7 +193,7 @@ def wrap_layers(
         if not is_layer(traced.net, node):
             continue
         target = str(node.target)
-        given = bind_arguments(traced.net.get_submodule(target), node)
+        given = bind(traced.net.get_submodule(target), node.args, node.kwargs)
         if (found := find(node, traced.edges, given)) is not None:
             name, args, options = found
             given.pop(name)

@@ -17,7 +17,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
 from gas.convert.edge_layers import DROP, UNROLLED, DifferentEdgesError, OnMatrix, bind
-from gas.convert.layers import OnSomeEdges, Wrapped, bind_arguments, wrap_layers
+from gas.convert.layers import OnSomeEdges, Wrapped, wrap_layers
 from gas.convert.preparation import GIVEN
 from gas.convert.trace import Added
 from gas.convert.traced import Traced
@@ -212,7 +212,7 @@ def write_normalisation(traced: Traced) -> None:
                 "take others: build them alike, or drop no edges"
             )
         layer: Any = net.get_submodule(str(node.target))
-        given, how = bind_arguments(layer, node), found[str(node.target)]
+        given, how = bind(layer, node.args, node.kwargs), found[str(node.target)]
         with graph.inserting_before(node):
             size = graph.call_method("size", (given["x"], layer.node_dim))
             dtype = graph.call_function(getattr, (given["x"], "dtype"))
@@ -238,7 +238,8 @@ def move_normalisation(traced: Traced) -> Added:
     for node in graph.nodes:
         if node.op != "call_module" or node.target not in found:
             continue
-        weight = bind_arguments(net.get_submodule(str(node.target)), node).get(WEIGHT)
+        layer: Any = net.get_submodule(str(node.target))
+        weight = bind(layer, node.args, node.kwargs).get(WEIGHT)
         if isinstance(weight, Node) and weight.op != "placeholder":
             error = DifferentEdgesError(
                 f"'{node.target}' normalises weights that the model computes, '{weight.name}', or "

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from gas.convert.edge_dropout import AFTER_DROP, SCALED, check_scale
 from gas.convert.edge_layers import DROP
 from gas.convert.edge_values import EdgeValues, has_rows
-from gas.convert.known import is_close, walk_back
+from gas.convert.known import is_close, is_edge_list, walk_back
 from gas.convert.preparation import PREPARED, Preparation, join_lists
 from gas.convert.rewrite import erase_unused, exchange
 from gas.convert.traced import Traced, function_name
@@ -58,11 +58,7 @@ class _Extractor:
     def _find_lists(self, joins: bool) -> list[Node]:
         """Find the different lists of edges that the values that are read belong to."""
         finder = self._finder
-        candidates = [
-            node for node in finder.inside
-            if isinstance(value := self._values[node], Tensor) and not value.is_floating_point()
-            and value.dtype == torch.long and value.dim() == 2 and value.size(0) == 2
-        ]  # fmt: skip
+        candidates = [node for node in finder.inside if is_edge_list(self._values[node])]
         chosen: list[Node] = []
         for node in finder.read:
             found = [each for each in (*candidates, finder.edges) if self._is_part(node, each)]

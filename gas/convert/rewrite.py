@@ -14,7 +14,7 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from gas.convert.changes import VIEWS, is_in_place, is_of_table, views_of
-from gas.convert.known import assign, is_about_shape
+from gas.convert.known import assign, is_about_shape, is_edge_list
 from gas.convert.matrices import matrix_error
 from gas.convert.modes import TRAINING
 from gas.convert.scope import dropout, pull, with_own
@@ -236,11 +236,9 @@ def refuse_methods(graph: Graph, source: Node) -> None:
 def turn_ends(graph: Graph, values: Mapping[Node, Any]) -> None:
     """Have what reads the ends of edges read those of the edges turned round, exchanged."""
     for edges in list(graph.nodes):
-        value: Any = values.get(edges)
         ends = [user for user in edges.users if user.target is operator.getitem]
         ends = [end for end in ends if end.args[1] in (0, 1)]
-        is_list = isinstance(value, Tensor) and value.dtype == torch.long and value.dim() == 2
-        if ends and is_list and value.size(0) == 2:
+        if ends and is_edge_list(values.get(edges)):
             with graph.inserting_after(edges):
                 turned = graph.call_method("flip", (edges, 0))
             for end in ends:

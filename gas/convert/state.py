@@ -1,4 +1,4 @@
-"""What a run of a module may change, attributes, modes and random numbers, and its restoration."""
+"""Attributes, modes and random numbers that a run of a module may change, and are restored."""
 
 from __future__ import annotations
 
