@@ -201,7 +201,9 @@ def wrap_layers(
             added[key] = functools.partial(kind, target=target, edges=name, **options)
             traced.net.add_module(key, added[key](traced.net))
             with traced.graph.inserting_before(node):
-                traced.exchange(node, traced.graph.call_module(key, args, given))
+                made = traced.graph.call_module(key, args, given)
+            made.meta.update(node.meta)
+            traced.exchange(node, made)
     return added
 
 

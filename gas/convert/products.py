@@ -83,6 +83,7 @@ def replace_sums(traced: Traced) -> Added | None:
             with graph.inserting_before(node):
                 flat = [graph.call_method("view", (weight, -1)) for weight in weights]
                 made = call_product(traced, name, (rows[0], edges, *flat), masks, added)
+            made.meta.update(node.meta)
             traced.exchange(node, made)
     add_products(traced.net, graph)
     return added

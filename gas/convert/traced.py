@@ -248,7 +248,6 @@ class Traced:
 
     def exchange(self, node: Node, made: Node) -> None:
         """Have a node be computed by another, which gets its kind and values."""
-        made.meta.update(node.meta)
         for known in (self.kinds, *self.records):
             if node in known:
                 known[made] = known[node]
