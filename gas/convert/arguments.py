@@ -9,14 +9,14 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import FunctionType
 from typing import Any
 
-import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
 
 from gas.convert.kept import find_rows
-from gas.convert.places import ATTRIBUTES_OF_TORCH, find_places
+from gas.convert.known import is_edge_list
+from gas.convert.state import ATTRIBUTES_OF_TORCH, find_places
 from gas.graph import WEIGHT, is_row_per_node
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
@@ -45,8 +45,7 @@ def parameters(net: Module, method: str) -> dict[str, Any]:
 
 def is_list(name: str, value: Any) -> bool:
     """Return whether an attribute is a list of edges, but not of pairs to predict."""
-    is_long = isinstance(value, Tensor) and value.dtype == torch.long and value.dim() == 2
-    return is_long and value.size(0) == 2 and "edge" in name and "label" not in name
+    return is_edge_list(value) and "edge" in name and "label" not in name
 
 
 def adjacency_name(names: Sequence[str], data: Data) -> str:
@@ -253,7 +252,7 @@ def node_table_error(
     read = {name for code in called for name in code.co_names}
     for prefix, values in find_places(net):
         is_shared = prefix.endswith(":")
-        for name, value in list(values.items()):
+        for name, value in dict(values).items():
             if name in ATTRIBUTES_OF_TORCH or prefix + name in emptied:
                 continue
             if is_shared and prefix not in own and (name not in read or isinstance(value, Data)):

@@ -20,8 +20,8 @@ from torch_geometric.typing import SparseTensor
 
 from gas.convert.failures import changes_error
 from gas.convert.known import assign
-from gas.convert.places import CONSTANT
-from gas.convert.tables import is_of_table
+from gas.convert.preparation import NODE_ID
+from gas.convert.state import CONSTANT
 
 VIEWS = (
     operator.getitem, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.transpose,
@@ -133,6 +133,12 @@ def views_of(node: Node) -> list[Node]:
             break
         found.append(last.args[0])
     return found
+
+
+def is_of_table(node: Any) -> bool:
+    """Return whether a value of a traced graph is rows, or columns, of a table."""
+    is_selected = isinstance(node, Node) and node.target == "index_select"
+    return is_selected and getattr(node.args[-1], "target", None) == NODE_ID
 
 
 def _is_data(node: Node) -> bool:

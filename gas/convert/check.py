@@ -14,27 +14,30 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import InexactLayerError, WrappedLayer
-from gas.convert.fixed_numbers import NUMBERS, keep_generators, training_mode
-from gas.convert.hops import UNROLLED, Opened, add_hop, turn_layers
+from gas.convert.edge_layers import (
+    UNROLLED,
+    InexactLayerError,
+    Opened,
+    WrappedLayer,
+    add_hop,
+    turn_layers,
+)
 from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
-    eval_mode,
     forget_cached,
 )
-from gas.convert.kept import change_lists
-from gas.convert.kinds import EDGES, OTHER, ROWS, Values, check_rows, row_dim
 from gas.convert.known import is_close
 from gas.convert.layers import LayerCall
 from gas.convert.matrices import PRODUCTS, add_product, add_products
 from gas.convert.messages import Messages
 from gas.convert.normalise import disable_normalisation
-from gas.convert.outputs import Outputs, call_module, flatten, record
-from gas.convert.places import keep_attributes
+from gas.convert.outputs import Outputs, flatten
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
+from gas.convert.state import eval_mode, keep_generators
 from gas.convert.trace import Added
+from gas.convert.traced import EDGES, OTHER, ROWS, Traced, row_dim
 from gas.graph import WEIGHT, with_edge_index
 from gas.history import Rows
 from gas.loader import SubgraphLoader
@@ -157,29 +160,24 @@ class LayerTest(NamedTuple):
 
 
 def make_layer_tests(
-    calls: Sequence[LayerCall],
-    kinds: Mapping[Node, str],
-    values: Values,
-    graph: Data,
-    cuts: Iterable[int],
+    traced: Traced, calls: Sequence[LayerCall], cuts: Iterable[int]
 ) -> Iterator[LayerTest]:
-    """Cut a small graph into mini-batches, and yield a test of each layer on each of them.
+    """Cut the first small graph into mini-batches, and yield a test of each layer on each of them.
 
     Args:
+        traced: The traced module.
         calls: The calls of the layers.
-        kinds: The kind of the value of each node of the traced graph.
-        values: These values on the small graph.
-        graph: The small graph.
         cuts: The first node of each mini-batch, except the first.
 
     Raises:
         ValueError: If a layer gives anything but one tensor.
     """
+    kinds, values, graph = traced.kinds, traced.values, traced.graphs[0]
     small = Data(edge_index=graph.edge_index.cpu(), num_nodes=graph.num_nodes)
     if WEIGHT in graph:
         small.edge_weight = graph.edge_weight.cpu()
     device = graph.edge_index.device
-    counts = {EDGES: graph.num_edges, ROWS: small.num_nodes}
+    counts = dict(zip((ROWS, EDGES), traced.counts[0], strict=True))
     dims = {
         node: row_dim(value, counts[kinds[node]]) or 0
         for node, value in values.items() if kinds.get(node) in counts
@@ -217,60 +215,39 @@ def make_layer_tests(
 
 
 def check_layers(
-    net: Module, graph: Graph, calls: Sequence[LayerCall], kinds: Mapping[Node, str],
-    records: Sequence[Values], data: Data, cuts: Iterable[int], mode: str = "",
-) -> None:  # fmt: skip
+    traced: Traced, calls: Sequence[LayerCall], cuts: Iterable[int], mode: str = ""
+) -> None:
     """Check functions and layers in the mode that a module is in, which errors name.
 
     Raises:
-        ValueError: If one isn't exact on mini-batches of a small graph.
+        ValueError: If one isn't exact on mini-batches of the first small graph.
     """
-    check_rows(net, graph, kinds, records, (int(data.num_nodes or 0), data.num_edges), mode)
-    for test in make_layer_tests(calls, kinds, records[0], data, cuts):
+    traced.check_rows(mode)
+    for test in make_layer_tests(traced, calls, cuts):
         is_fused = isinstance(test.call.layer, FusedConv)  # In training, it draws by itself.
         if not (mode and is_fused) and not test.is_exact(test.call.form):
             layer, error = test.call.layer, test.error(mode)
             raise InexactLayerError(str(error), getattr(layer, "layer", layer)) if mode else error
 
 
-def check_edges(name: str, source: Node, calls: Sequence[LayerCall], num_dropped: int) -> None:
+def check_edges(traced: Traced, calls: Sequence[LayerCall], num_dropped: int) -> None:
     """Refuse a model whose edges go to anything but its layers.
 
     Raises:
         ValueError: If it is such a model.
     """
+    name = type(traced.net).__name__
     if sum(call.dropped is not None for call in calls) != num_dropped:
         raise ValueError(
             f"{name} drops edges of layers that take some of the edges alone, edge_index[:, mask]: "
             "drop edges of the whole 'edge_index'"
         )
-    for user in source.users:
+    for user in traced.edges.users:
         if not any(user is call.node for call in calls):
             raise ValueError(
                 f"'{user.name}' takes the edges, and isn't a message passing layer: what changes "
                 "edges belongs to the graph, before it is cut into parts"
             )
-
-
-def check_lists(net: Module, inputs: Inputs, data: Data, returned: Sequence[Any]) -> None:
-    """Refuse a module that reads tensors in a list or dictionary, whose changes aren't followed.
-
-    ``returned`` is what it returns in evaluation, and with each of :data:`NUMBERS` in training.
-    """
-    for name, kind in change_lists(net):
-        for number, values in zip((None, *NUMBERS), returned, strict=False):
-            mode = eval_mode(net) if number is None else training_mode(net, number)
-            with mode, keep_attributes(net):
-                try:
-                    is_same = is_close(call_module(net, inputs, data), flatten(values))
-                except Exception:  # It may raise anything for other values.
-                    is_same = False
-            if not is_same:
-                raise ValueError(
-                    f"'{name}' is a {kind} of tensors, whose changes a model wouldn't read: "
-                    "register each as a buffer, self.register_buffer('first', tensor), and read "
-                    "self.first"
-                )
 
 
 def _refuse_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:
@@ -302,31 +279,34 @@ def check_hooks(net: Module, graph: Graph, others: Sequence[str | None]) -> None
 class Conversion:
     """Conversion of a module, which can be checked on further graphs.
 
-    * ``net``: the original module; ``inputs``: its arguments.
-    * ``graph``, ``kinds``, ``calls``: its traced graph, the kinds of its values and its layers.
-    * ``weighted``: the layers that are given the weights of edges.
-    * ``transform``: the transform of the whole graph; ``constants``: tensors of the traced graph.
-    * ``outputs``: what the module returns; ``opened``: types of layers that were followed.
+    * ``traced``: the original module, with the graph of its copy that was traced.
+    * ``calls``: the calls of its layers; ``outputs``: what it returns.
+    * ``transform``: that of the whole graph; ``constants``: tensors of the traced graph.
+    * ``opened``: types of layers that were followed.
     * ``added``: layers that the module doesn't have as such, as functions of it.
     * ``emptied``: attributes to empty in copies of the module, as they are of its graph.
-    * ``numbers``: those among the nodes' values on the small graph, ``None`` for others;
-      ``computed``: tensors of the module, of which the graph has what was computed of them.
+    * ``computed``: tensors of the module, of which the graph has what was computed of them.
     """
 
-    net: Module
-    inputs: Inputs
-    graph: Graph
-    kinds: dict[Node, str]
+    traced: Traced
     calls: Sequence[LayerCall]
-    weighted: Sequence[str]
-    transform: BaseTransform | None
     outputs: Outputs
-    constants: dict[str, Any] = field(default_factory=dict)
-    numbers: Values = field(default_factory=dict)
+    transform: BaseTransform | None
     opened: Opened = ()
     added: Added = field(default_factory=dict)
     emptied: dict[str, Any] = field(default_factory=dict)
     computed: Collection[str] = ()
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def net(self) -> Module:
+        """Return the original module."""
+        return self.traced.net
+
+    @property
+    def inputs(self) -> Inputs:
+        """Return its arguments."""
+        return self.traced.inputs
 
     def check_on(self, data: Data) -> None:
         """Check on a sample of the user's graph that the layers are exact on mini-batches.
@@ -380,11 +360,13 @@ class Conversion:
 
     def _check(self, mine: Module, sample: Data, expected: Any) -> None:
         name = type(self.net).__name__
-        layers = make_layers(mine, self.graph, self.constants, self.opened, self.added)
+        graph = self.traced.graph
+        layers = make_layers(mine, graph, self.constants, self.opened, self.added)
         listed = with_edge_index(sample)
         if self.transform is not None:
             listed = self.transform(copy.copy(sample))
-        values = record(layers, self.graph, self.inputs, listed, self.weighted)
+        traced = replace(self.traced, net=layers, graphs=[listed], records=[])
+        values = traced.run()
         if not is_close(self.outputs.values(values), flatten(expected)):
             layout = "edge_index" if "edge_index" in sample else "adj_t"
             raise ValueError(
@@ -393,8 +375,8 @@ class Conversion:
                 "depends on the layout, on how large the graph is, or on large numbers; give the "
                 "graph in the layout of edge_index, or use other layers"
             )
+        traced.records = [values, *self.traced.records]
         calls = [replace(call, layer=layers.get_submodule(call.name)) for call in self.calls]
         cuts = sorted({max(listed.num_nodes // 32, 1), listed.num_nodes // 2})
         with eval_mode(layers):
-            records = [values, self.numbers]
-            check_layers(layers, self.graph, calls, self.kinds, records, listed, cuts)
+            check_layers(traced, calls, cuts)

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.nn import Module
 
-from gas.convert.hops import DROP
-from gas.convert.kinds import function_name
+from gas.convert.edge_layers import DROP
 from gas.convert.known import is_about_shape, is_close
 from gas.convert.modes import EDGE_DROPOUTS, TRAINING
 from gas.convert.rewrite import exchange
 from gas.convert.trace import is_layer
+from gas.convert.traced import Traced, function_name
+from gas.graph import is_row_per_edge
 
 AFTER_DROP = "after_drop"  # What a value notes that the module computes of the edges that are left.
 SCALED = "scaled"  # What weights note that grow as edges are dropped, as those of a mean do.
 
 
-def take_edge_dropout(net: Module, graph: Graph, edges: str, attributes: Collection[str]) -> None:
+def take_edge_dropout(traced: Traced) -> None:
     """Remove the dropout of edges from a traced graph, and note it at the layers that take them.
 
     What is computed of the edges that are left, such as their normalisation, is then that of all
@@ -31,22 +30,22 @@ def take_edge_dropout(net: Module, graph: Graph, edges: str, attributes: Collect
     Raises:
         ValueError: If edges are dropped in a way that mini-batches can't.
     """
-    calls = [node for node in graph.nodes if node.target in EDGE_DROPOUTS]
-    of_rows = _find_rows(graph, (edges, TRAINING, *attributes))
+    calls = [node for node in traced.graph.nodes if node.target in EDGE_DROPOUTS]
+    of_rows = _find_rows(traced)
     for position, call in enumerate(calls):
         given = _arguments(call)
         if given.get("training", True) is False:
             continue
         _check(call, given)
         drop = position, float(given.get("p", 0.5)), False
-        for layer in _find_layers(net, graph, call, of_rows, edges):
+        for layer in _find_layers(traced, call, of_rows):
             if DROP in layer.meta:
                 raise ValueError(
                     f"'{layer.name}' takes edges of several calls of '{call.name}': drop them once"
                 )
             layer.meta[DROP] = drop
     for call in calls:
-        _remove(graph, call, _arguments(call))
+        _remove(traced.graph, call, _arguments(call))
 
 
 def _arguments(call: Node) -> dict[str, Any]:
@@ -62,10 +61,13 @@ def _check(call: Node, given: dict[str, Any]) -> None:
         raise ValueError(f"'{call.name}' takes a probability that is computed: pass a number")
 
 
-def _find_rows(graph: Graph, others: Collection[str]) -> set[Node]:
+def _find_rows(traced: Traced) -> set[Node]:
     """Find the values that depend on rows of nodes, not only on how many there are."""
     out: set[Node] = set()
-    for node in graph.nodes:
+    inputs, data = traced.inputs, traced.graphs[0]
+    of_edges = [name for name in inputs.names if is_row_per_edge(data, name)]
+    others = (inputs.edges, TRAINING, *of_edges)
+    for node in traced.graph.nodes:
         if node.op == "placeholder":
             if str(node.target) not in others:
                 out.add(node)
@@ -74,9 +76,7 @@ def _find_rows(graph: Graph, others: Collection[str]) -> set[Node]:
     return out
 
 
-def _find_layers(
-    net: Module, graph: Graph, call: Node, of_rows: set[Node], edges: str
-) -> list[Node]:
+def _find_layers(traced: Traced, call: Node, of_rows: set[Node]) -> list[Node]:
     """Find the layers that take the edges that a call leaves.
 
     Raises:
@@ -85,14 +85,14 @@ def _find_layers(
     kept, layers = {call}, []
     left: set[Node] = set()  # The edges themselves, and what is computed of them.
     of_edges: set[Node] = set()  # What is computed of edges before the call, or of those left.
-    for node in graph.nodes:
+    for node in traced.graph.nodes:
         inputs = node.all_input_nodes
         is_known = node in of_rows or is_about_shape(node)
-        if node.target == edges or not (is_known or of_edges.isdisjoint(inputs)):
+        if node is traced.edges or not (is_known or of_edges.isdisjoint(inputs)):
             of_edges.add(node)
         if kept.isdisjoint(inputs) or is_about_shape(node):
             continue
-        if is_layer(net, node):
+        if is_layer(traced.net, node):
             if any(each in of_edges and each not in kept for each in inputs):
                 raise ValueError(
                     f"'{node.name}' takes edges, and what '{call.name}' leaves of them: give it "

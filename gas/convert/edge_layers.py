@@ -1,16 +1,21 @@
-"""Message passing layers of converted models that aren't layers of PyG."""
+"""Message passing layers that are no layers of PyG, and hops of those that are followed."""
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from gas.graph import find_layout
+from gas.convert.matrices import TracedMatrix
+from gas.graph import WEIGHT, find_layout
+from gas.nn import SimpleConv
 
 FORWARD = "source_to_target"
 
@@ -21,6 +26,13 @@ class InexactLayerError(ValueError):
     def __init__(self, text: str, layer: Module) -> None:
         super().__init__(text)
         self.layer = layer
+
+
+class DifferentEdgesError(ValueError):
+    """Error of layers that can't all take one normalised graph."""
+
+    may_read_values = False
+    is_last_word = False  # Whether it says why, if other ways don't convert the module either.
 
 
 class EdgeLayer(Module):
@@ -107,3 +119,100 @@ def direction_error(what: str) -> DirectionError:
         "pass messages from edge_index[0] to edge_index[1]; or pass those of one direction by a "
         "layer that takes edge_index.flip(0), such as SimpleConv"
     )
+
+
+# Layers that propagate several times without a transformation in between; unrolled into hops.
+UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
+Opened = tuple[type[MessagePassing], ...]
+DROP = "drops_edges"  # What a layer's node notes: the call, its probability, and if weights drop.
+
+
+def find_backward(net: Module, opened: Opened) -> list[Any]:
+    """Find the layers, of those that aren't opened, that pass messages to ``edge_index[0]``."""
+    return [layer for layer in _whole_layers(net, opened) if layer.flow != FORWARD]
+
+
+def find_dubious(net: Module, opened: Opened) -> list[type[MessagePassing]]:
+    """Find the types of layers that may treat a matrix, or turned edges, in their own way."""
+    dubious = [
+        type(layer) for layer in _whole_layers(net, opened)
+        if layer.flow != FORWARD
+        or (is_of_user(layer) and "SparseTensor" in type(layer).forward.__code__.co_names)
+    ]  # fmt: skip
+    return list(dict.fromkeys(dubious))
+
+
+def is_of_user(layer: Module) -> bool:
+    """Return whether a layer is neither PyG's nor this library's."""
+    return not type(layer).__module__.startswith(("torch_geometric.", "gas."))
+
+
+def _whole_layers(net: Module, opened: Opened) -> list[Any]:
+    layers = [each for each in net.modules() if isinstance(each, MessagePassing)]
+    return [each for each in layers if not isinstance(each, (*UNROLLED, *opened))]
+
+
+def turn_layers(net: Module, opened: Opened) -> list[Any]:
+    """Have these layers pass messages to ``edge_index[1]``, and return them.
+
+    They are given ``edge_index.flip(0)``.
+    """
+    found = find_backward(net, opened)
+    for layer in found:
+        layer.flow = FORWARD
+    return found
+
+
+def add_hop(layer: Any) -> None:
+    """Give a layer the child that computes one of its hops."""
+    layer.hop = SimpleConv(aggr="add") if isinstance(layer, UNROLLED) else Propagation(layer)
+
+
+class Hops:
+    """Replacement of ``propagate`` of an unrolled layer: a layer for every hop."""
+
+    def __init__(self, layer: Any) -> None:
+        self._layer, self.dropout = layer, 0.0
+        if isinstance(layer, pyg.APPNP):  # It drops weights of edges, others for each hop.
+            self.dropout, layer.dropout = layer.dropout, 0.0
+        add_hop(layer)
+
+    def __call__(self, edge_index: Any, size: Any = None, **given: Any) -> Any:
+        """See :meth:`torch_geometric.nn.MessagePassing.propagate`."""
+        if isinstance(edge_index, TracedMatrix):
+            if getattr(self._layer, "fuse", False):
+                return self._multiply(edge_index, given)
+            matrix, edge_index = edge_index, torch.stack([edge_index.col, edge_index.row])
+            if matrix.value is not None and given.get(WEIGHT) is None:
+                given[WEIGHT] = matrix.value
+        if self._layer.flow != FORWARD:
+            edge_index = edge_index.flip(0)
+        if isinstance(self._layer, UNROLLED):
+            out = self._layer.hop(given["x"], edge_index, given.get(WEIGHT))
+            if self.dropout > 0:
+                out.node.meta[DROP] = out.node.name, self.dropout, True
+            return out
+        return self._layer.hop(edge_index, **given)
+
+    def _multiply(self, matrix: TracedMatrix, given: dict[str, Any]) -> Any:
+        """Return what the layer computes of a matrix, as PyG calls it."""
+        out = matrix
+        for function in (self._layer.message_and_aggregate, self._layer.update):
+            names = list(inspect.signature(function).parameters)[1:]
+            out = function(out, **{name: given[name] for name in names if name in given})
+        return out
+
+
+@contextlib.contextmanager
+def unroll_layers(net: Module, opened: Opened) -> Iterator[None]:
+    """Have a layer for every hop of a layer that is followed, in this context."""
+    layers = [layer for layer in net.modules() if isinstance(layer, (*UNROLLED, *opened))]
+    for layer in layers:
+        object.__setattr__(layer, "propagate", Hops(layer))
+    try:
+        yield
+    finally:
+        for layer in layers:
+            if isinstance(layer, pyg.APPNP):
+                layer.dropout = layer.propagate.dropout
+            del layer.__dict__["propagate"]

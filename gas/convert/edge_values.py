@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Node
 from torch.utils._pytree import tree_leaves
-from torch_geometric.data import Data
 
-from gas.convert.kinds import Values, is_selection
-from gas.convert.known import is_about_shape
+from gas.convert.known import is_about_shape, is_edge_list, walk_back
+from gas.convert.traced import Traced, is_selection
 
 
 def has_rows(value: Any, size: int) -> bool:
@@ -24,29 +22,22 @@ class EdgeValues:
     """Values of a traced graph that follow from the edges alone.
 
     Args:
-        graph: A traced graph.
-        edges: The input that is the adjacency.
-        records: The values of its nodes on several small graphs.
-        graphs: These graphs.
+        traced: The traced module.
         keeps_selections: Whether to leave selected edges, ``edge_index[:, mask]``, to the module.
     """
 
-    def __init__(
-        self, graph: Graph, edges: str, records: Sequence[Values], graphs: Sequence[Data],
-        keeps_selections: bool,
-    ) -> None:  # fmt: skip
-        self.graph, self.records = graph, records
-        self.counts = [(each.num_nodes, each.num_edges) for each in graphs]
+    def __init__(self, traced: Traced, keeps_selections: bool) -> None:
+        graph = self.graph = traced.graph
+        self.records, self.counts, self.edges = traced.records, traced.counts, traced.edges
         self.inside: list[Node] = []
         self.inputs: list[Node] = []  # Attributes of edges.
-        self.edges = next(node for node in graph.nodes if node.target == edges)
         found: set[Node] = set()  # What follows from the edges.
         sized: set[Node] = set()  # What follows from the number of nodes, such as zeros.
         for node in graph.nodes:
             inputs = node.all_input_nodes
             if node.op == "placeholder":
-                value = records[0][node]
-                if node is self.edges or has_rows(value, graphs[0].num_edges):
+                value = self.records[0][node]
+                if node is self.edges or has_rows(value, self.counts[0][1]):
                     self.inputs.append(node)
                     found.add(node)
             elif node.op not in ("call_function", "call_method") or not all(
@@ -125,7 +116,7 @@ class EdgeValues:
     def _is_changed(self, node: Node) -> bool:
         """Return whether a value is a list of edges, some of which aren't of the one given."""
         value, edges = (self.records[0][each] for each in (node, self.edges))
-        size = int(self.counts[0][0] or 0)
+        size = self.counts[0][0]
         if not self._is_list(value) or value.size(1) == edges.size(1):
             return False
         ids, given = (each[0] * size + each[1] for each in (value, edges))
@@ -133,10 +124,8 @@ class EdgeValues:
 
     def _is_list(self, value: Any) -> bool:
         """Return whether a value may be a list of edges."""
-        if not isinstance(value, Tensor) or value.dtype != torch.long or value.dim() != 2:
-            return False
-        is_of_nodes = bool((value >= 0).all()) and bool((value < self.counts[0][0]).all())
-        return is_of_nodes and value.size(0) == 2
+        size = self.counts[0][0]
+        return is_edge_list(value) and bool(((value >= 0) & (value < size)).all())
 
     def _keep_selection(self, node: Node) -> None:
         if is_selection(node, self.records[0]):
@@ -174,11 +163,10 @@ class EdgeValues:
 
     def uses_edges(self, node: Node, sizes: bool = False) -> bool:
         """Return whether a value is computed of the edges themselves, or of their number."""
-        if sizes and is_about_shape(node):
-            return self.uses_edges(node)
-        if not sizes and node is self.edges:
-            return True
-        return any(self.uses_edges(each, sizes) for each in node.all_input_nodes)
+        before = walk_back(node, is_about_shape if sizes else lambda _: False)
+        if sizes:
+            return any(is_about_shape(each) and self.uses_edges(each) for each in before)
+        return self.edges in before
 
     def _is_like_edges(self, node: Node) -> bool:
         return all(len(set(found)) == 1 or found in self._kept_sizes for found in self._sizes(node))

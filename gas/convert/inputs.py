@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,7 +33,6 @@ from gas.convert.arguments import (
 )
 from gas.convert.changes import with_noise
 from gas.convert.edge_layers import make_matrix
-from gas.convert.edge_lists import EdgeLists, TakesLists
 from gas.convert.failures import (
     describe_error,
     describe_values,
@@ -42,14 +41,12 @@ from gas.convert.failures import (
     is_own,
 )
 from gas.convert.kept import copy_module, set_attributes
+from gas.convert.lists_and_tables import EdgeLists, Tables, TakesLists, find_tables
 from gas.convert.matrices import TracedMatrix, matrix_error
 from gas.convert.modes import TRAINING
-from gas.convert.places import keep_attributes
-from gas.convert.preparation import NODE_ID
-from gas.convert.tables import Tables, find_tables
-from gas.convert.trace import GIVEN
+from gas.convert.preparation import GIVEN, NODE_ID
+from gas.convert.state import eval_mode, keep_attributes
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
-from gas.scalable import preserve_modes
 
 # Parameters of a call with a mini-batch, and of the graph that is made here.
 RESERVED = frozenset(
@@ -74,6 +71,7 @@ class Inputs:
     * ``keeps``: the attributes of the module that a call changes.
     * ``tables``: parameters that have a row for each node.
     * ``lists``: the lists of edges that are joined before.
+    * ``defaults``: those of all parameters, ``inspect.Parameter.empty`` for none.
     * ``made``: attributes that the transform of the graph makes; ``layout``: that of its matrix.
     """
 
@@ -93,6 +91,7 @@ class Inputs:
     tables: Tables = field(default_factory=Tables)
     lists: EdgeLists = field(default_factory=EdgeLists)
     has_edges: bool = True
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def attributes(self) -> list[str]:
@@ -117,6 +116,16 @@ class Inputs:
     def is_matrix(self) -> bool:
         """Return whether the module takes edges as a matrix whose values are the weights."""
         return self.by_value and self.edges != "edge_index"
+
+    def arrange(self) -> tuple[list[str], dict[str, Any]]:
+        """Return the names of all values in order, and the defaults of other parameters."""
+        given = [*self.names, self.edges]
+        named = ["x" if key == self.features else key for key in self.defaults]
+        is_named = not self.graph and not self.matrix
+        order = [key for key in (*named, NODE_ID) if key in given] if is_named else given
+        order += [] if self.edges in order else [self.edges]  # The model is given them anyway.
+        known = (*order, self.graph, self.features, self.matrix)
+        return order, {key: value for key, value in self.defaults.items() if key not in known}
 
     def arguments(self, data: Data) -> dict[str, Any]:
         """Return the values that a graph provides, with the adjacency as ``edge_index``."""
@@ -249,8 +258,8 @@ class Inputs:
         return out, replace(self, names=names, keeps=[*changed])
 
 
-def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
-    """Find the arguments that a graph gives to a module, and the defaults of all its parameters.
+def find_inputs(net: Module, data: Data) -> Inputs:
+    """Find the arguments that a graph gives to a module.
 
     Raises:
         ValueError: If the graph lacks one, or a name can't be used.
@@ -299,19 +308,20 @@ def find_inputs(net: Module, data: Data) -> tuple[Inputs, dict[str, Any]]:
     adj_t = data.get("adj_t")
     is_sparse_tensor = adj_t is not None and layout_of(adj_t, "adj_t").name == "sparse_tensor"
     layout = "sparse_tensor" if is_sparse_tensor else "csr"
-    lists = net.lists if isinstance(net, TakesLists) else EdgeLists()
+    given = Inputs(
+        method, names, edges, by_value, graph, layout=layout, features=features,
+        has_edges=has_edges, defaults=wanted,
+        lists=net.lists if isinstance(net, TakesLists) else EdgeLists(),
+    )  # fmt: skip
     if not graph:
-        given = Inputs(method, names, edges, by_value, layout=layout, features=features)
-        return replace(given, has_edges=has_edges, lists=lists), wanted
+        return given
     plain = {
         key: value for key, value in data.to_dict().items()
         if isinstance(value, bool | int | float | str) and key != "num_nodes"
     }  # fmt: skip
     rows = [name for name in ("x", *names) if name in data and is_row_per_node(data, name)]
-    counted = rows[0] if rows else ""
     nested = find_dictionaries(data, [*names, edges])
-    given = Inputs(method, names, edges, by_value, graph, plain, counted, (), layout, nested)
-    return replace(given, lists=lists), wanted
+    return replace(given, plain=plain, counted=rows[0] if rows else "", nested=nested)
 
 
 def _is_weighted(adj_t: Any) -> bool:
@@ -385,10 +395,3 @@ def like_tuple(value: Any, items: Sequence[Any]) -> Any:
     """Return items in the type of a tuple or list, such as the named one of ``x.max(dim=1)``."""
     is_named = isinstance(value, tuple) and hasattr(value, "_fields")
     return type(value)(*items) if is_named else type(value)(items)
-
-
-@contextlib.contextmanager
-def eval_mode(net: Module) -> Iterator[None]:
-    """Set evaluation mode, without gradients, in this context."""
-    with preserve_modes(net, False), torch.no_grad():
-        yield

@@ -15,9 +15,9 @@ from torch_geometric.typing import SparseTensor
 
 from gas.convert.changes import given_parameters, with_noise
 from gas.convert.failures import describe_error
-from gas.convert.known import is_about_shape, is_close
+from gas.convert.known import is_about_shape, is_close, walk_back
 from gas.convert.matrices import TracedMatrix
-from gas.convert.places import (
+from gas.convert.state import (
     ATTRIBUTES_OF_TORCH,
     CONSTANT,
     find_place,
@@ -272,8 +272,8 @@ def check_caches(net: Module, caches: Sequence[str], changed: dict[str, Any]) ->
         for leaf in tree_leaves(changed.get(name)):
             parts = (leaf.row, leaf.value) if isinstance(leaf, TracedMatrix) else (leaf,)
             for part in parts:
-                found = _find_other(net, part.node, set()) if isinstance(part, Proxy) else None
-                if found is not None:
+                nodes = walk_back(part.node, is_about_shape) if isinstance(part, Proxy) else []
+                for found in [each for each in nodes if _is_other(net, each)][:1]:
                     of = getattr(found.target, "__name__", found.target)
                     raise ValueError(
                         f"'{name}' is computed in the first call, of '{of}', which "
@@ -282,19 +282,15 @@ def check_caches(net: Module, caches: Sequence[str], changed: dict[str, Any]) ->
                     )
 
 
-def _find_other(net: Module, node: Node, seen: set[Node]) -> Node | None:
-    """Find what a value is computed of besides the graph: parameters, modules, random numbers."""
-    if node in seen or is_about_shape(node):
-        return None
-    seen.add(node)
+def _is_other(net: Module, node: Node) -> bool:
+    """Return whether a value is more than the graph: parameters, modules, random numbers."""
+    if is_about_shape(node):
+        return False
     name = str(getattr(node.target, "__name__", node.target))
-    is_constant = name.startswith(("_product_", CONSTANT))
-    is_other = node.op == "get_attr" and not is_constant
     if node.op == "call_module":
         layer = net.get_submodule(str(node.target))
-        parts = [type(each).__name__.lower() for each in layer.modules()]
-        is_other = any(True for _ in layer.parameters()) or any("drop" in each for each in parts)
-    if is_other or "rand" in name or "drop" in name:
-        return node
-    found = (_find_other(net, each, seen) for each in node.all_input_nodes)
-    return next((each for each in found if each is not None), None)
+        is_known = not any(True for _ in layer.parameters())
+        name = " ".join([name, *(type(each).__name__.lower() for each in layer.modules())])
+    else:
+        is_known = node.op != "get_attr" or name.startswith(("_product_", CONSTANT))
+    return not is_known or "rand" in name or "drop" in name

@@ -215,7 +215,7 @@ class KnownValues:
         for argument in node.all_input_nodes:
             if _has_tensor(self._values[argument][0]):
                 is_size = node.target in ("size", "numel") or "shape" in node.args
-                if not about_shape or (is_size and self._is_of_numbers(argument, set())):
+                if not about_shape or (is_size and self._is_of_numbers(argument)):
                     return False
             elif not self._follows_from_shapes(argument, seen) or (
                 self._varies(argument)
@@ -226,19 +226,15 @@ class KnownValues:
                 return False
         return True
 
-    def _is_of_numbers(self, node: Node, seen: set[Node]) -> bool:
+    def _is_of_numbers(self, node: Node) -> bool:
         """Return whether a tensor's shape may follow from numbers, such as that of ``unique``."""
-        if node in seen:
-            return False
-        seen.add(node)
+        return any(map(self._selects, walk_back(node, self.has_row_per_node)))
+
+    def _selects(self, node: Node) -> bool:
         name = str(getattr(node.target, "__name__", node.target)).strip("_")
         index = node.args[1] if node.target is operator.getitem else None
         mask = self.first(index) if isinstance(index, Node) else None
-        if name in SELECTING or (isinstance(mask, Tensor) and mask.dtype == torch.bool):
-            return True
-        if self.has_row_per_node(node):
-            return False
-        return any(self._is_of_numbers(each, seen) for each in node.all_input_nodes)
+        return name in SELECTING or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
 
     def has_row_per_node(self, node: Node) -> bool:
         """Return whether a value's rows are those of nodes, and the rest of its shape the same."""
@@ -278,6 +274,17 @@ class KnownValues:
         return any(
             len(one) == len(two) == 1 and one != two for one, two in zip(*columns, strict=True)
         )
+
+
+def walk_back(node: Node, stops: Callable[[Node], bool] = lambda _: False) -> list[Node]:
+    """Return a node and all that it is computed of, no further than where it stops."""
+    found: dict[Node, None] = {}
+    left = [node]
+    while left:
+        if (last := left.pop()) not in found:
+            found[last] = None
+            left += [] if stops(last) else reversed(last.all_input_nodes)
+    return list(found)
 
 
 def is_about_shape(node: Node) -> bool:
@@ -352,6 +359,12 @@ zeros, ones, full = map(_make_factory, ("zeros", "ones", "full"))
 empty, arange, eye = map(_make_factory, ("empty", "arange", "eye"))
 rand, randn = map(_make_factory, ("rand", "randn"))
 FACTORIES = (zeros, ones, full, empty, arange, eye, rand, randn)
+
+
+def is_edge_list(value: Any) -> bool:
+    """Return whether a value may be a list of edges, by its type and shape."""
+    is_long = isinstance(value, Tensor) and value.dtype == torch.long and value.dim() == 2
+    return is_long and value.size(0) == 2
 
 
 def is_close(found: Any, expected: Any) -> bool:

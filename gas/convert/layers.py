@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Node
 from torch.nn import Module
 
-from gas.convert.edge_layers import WrappedLayer, bind
-from gas.convert.hops import DROP
-from gas.convert.matrices import add_product
+from gas.convert.edge_layers import DROP, WrappedLayer, bind
+from gas.convert.known import walk_back
 from gas.convert.rewrite import erase_unused
 from gas.convert.scope import (
     SQUARE,
@@ -28,6 +26,7 @@ from gas.convert.scope import (
     weights,
 )
 from gas.convert.trace import Added, is_layer
+from gas.convert.traced import ROWS, Traced
 from gas.graph import WEIGHT
 
 ALONE = object()  # Features that aren't given in a pair.
@@ -115,27 +114,15 @@ class LayerCall:
         return out
 
 
-def bind_arguments(layer: Any, node: Node) -> dict[str, Any]:
-    """Return the arguments that a node gives to a layer, by the names of its parameters."""
-    return bind(layer, node.args, node.kwargs)
-
-
-def describe_call(
-    net: Module,
-    node: Node,
-    kinds: Mapping[Node, str],
-    adjacency: Node,
-    normalised: Collection[str],
-    weighted: Collection[str],
-) -> LayerCall:
+def describe_call(traced: Traced, node: Node) -> LayerCall:
     """Describe the call of a layer by a node.
 
     Raises:
         ValueError: If the layer isn't given the model's own edges.
     """
-    name = str(node.target)
+    net, kinds, adjacency, name = traced.net, traced.kinds, traced.edges, str(node.target)
     layer = net.get_submodule(name)
-    bound = bind_arguments(layer, node)
+    bound = bind(layer, node.args, node.kwargs)
     selected: Node | None = None
     picked: tuple[str, ...] = ()
     if isinstance(layer, OnSomeEdges):
@@ -145,11 +132,11 @@ def describe_call(
         bound = bind(layer, (), bound)  # In the order of its parameters.
     edges = [key for key, value in bound.items() if value is adjacency]
     given = {key: value for key, value in bound.items() if isinstance(value, Node)}
-    rows = [key for key, value in given.items() if kinds[value] == "rows"]
+    rows = [key for key, value in given.items() if kinds[value] == ROWS]
     pairs = [
         key for key, value in bound.items()
         if isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[0], Node)
-        and kinds[value[0]] == "rows" and (value[1] is None or isinstance(value[1], Node))
+        and kinds[value[0]] == ROWS and (value[1] is None or isinstance(value[1], Node))
     ]  # fmt: skip
     rows = [*pairs[:1], *rows]
     if not edges or not rows:
@@ -160,21 +147,10 @@ def describe_call(
         )
     return LayerCall(
         node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0], bound.get(WEIGHT),
-        name in normalised, name in weighted, pair=bound[pairs[0]][1] if pairs else ALONE,
-        dropped=node.meta.get(DROP), selected=selected, picked=picked,
+        name in traced.normalised, name in traced.weighted,
+        pair=bound[pairs[0]][1] if pairs else ALONE, dropped=node.meta.get(DROP),
+        selected=selected, picked=picked,
     )  # fmt: skip
-
-
-def layers_without_weights(net: Module, graph: Graph) -> list[str]:
-    """Return the names of layers that take edge weights, but are called without any."""
-    out = []
-    for node in graph.nodes:
-        if is_layer(net, node):
-            layer: Any = net.get_submodule(str(node.target))
-            takes = WEIGHT in inspect.signature(layer.forward).parameters
-            if takes and bind_arguments(layer, node).get(WEIGHT) is None:
-                out.append(str(node.target))
-    return out
 
 
 SELECTED_EDGES = "_selected_"  # The prefix of the names of such layers.
@@ -204,7 +180,7 @@ class OnSomeEdges(WrappedLayer):
 
 
 def wrap_layers(
-    net: Module, graph: Graph, edges: str, kind: type[WrappedLayer], prefix: str,
+    traced: Traced, kind: type[WrappedLayer], prefix: str,
     find: Callable[[Node, Node, dict[str, Any]], Wrapped | None],
 ) -> Added:  # fmt: skip
     """Have layers be called by others that prepare their edges, and return these.
@@ -213,26 +189,29 @@ def wrap_layers(
     for the edges, what is given instead, and options; ``None`` to leave a layer as it is.
     """
     added: Added = {}
-    source = next(node for node in graph.nodes if node.target == edges)
-    for node in list(graph.nodes):
-        if not is_layer(net, node):
+    for node in list(traced.graph.nodes):
+        if not is_layer(traced.net, node):
             continue
-        given = bind_arguments(net.get_submodule(str(node.target)), node)
-        if (found := find(node, source, given)) is not None:
+        target = str(node.target)
+        given = bind(traced.net.get_submodule(target), node.args, node.kwargs)
+        if (found := find(node, traced.edges, given)) is not None:
             name, args, options = found
             given.pop(name)
             key = f"{prefix}{len(added)}"
-            target = str(node.target)
             added[key] = functools.partial(kind, target=target, edges=name, **options)
-            replace_layer(net, graph, node, key, added[key], args, given)
+            traced.net.add_module(key, added[key](traced.net))
+            with traced.graph.inserting_before(node):
+                made = traced.graph.call_module(key, args, given)
+            made.meta.update(node.meta)
+            traced.exchange(node, made)
     return added
 
 
-def wrap_selecting_layers(net: Module, graph: Graph, edges: str) -> Added:
+def wrap_selecting_layers(traced: Traced) -> Added:
     """Have layers that are given ``edge_index[:, mask]`` select these edges themselves."""
-    added = wrap_layers(net, graph, edges, OnSomeEdges, SELECTED_EDGES, _find_mask)
+    added = wrap_layers(traced, OnSomeEdges, SELECTED_EDGES, _find_mask)
     if added:
-        erase_unused(graph)
+        erase_unused(traced.graph)
     return added
 
 
@@ -247,58 +226,9 @@ def _find_mask(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | Non
         if len(masks) > 1 or not isinstance(index, tuple) or len(index) != 2:
             continue
         whole, mask = index
-        if whole != slice(None) or not isinstance(mask, Node) or _follows(mask, source):
+        if whole != slice(None) or not isinstance(mask, Node) or source in walk_back(mask):
             continue  # Batches have ends of edges in layers alone.
         rows = {key: each for key, (each, index) in taken.items() if index is mask}
         given |= rows
         return name, (source, mask), {"rows": tuple(rows)}
     return None
-
-
-def _follows(node: Node, source: Node) -> bool:
-    """Return whether a value is computed of another."""
-    return node is source or any(_follows(each, source) for each in node.all_input_nodes)
-
-
-def call_product(
-    net: Module, graph: Graph, target: str, args: Sequence[Node], masks: Sequence[Node],
-    added: Added,
-) -> Node:  # fmt: skip
-    """Write the call of a product with the edges, or with those of a mask.
-
-    Args:
-        net: The module, which gets a layer that selects edges.
-        graph: The graph to write to.
-        target: The name of the product.
-        args: The rows, the edges, and their weights, if they have any.
-        masks: The mask, if there is one.
-        added: Further layers of the module, which that layer is added to.
-    """
-    if not masks:
-        return graph.call_module(target, tuple(args))
-    x, edges, *weight = args
-    named = dict(zip(("edge_weight",), weight, strict=False))
-    name = f"{SELECTED_EDGES}{target}_{len(added)}"
-    added[name] = functools.partial(_make_product, target=target, rows=tuple(named))
-    net.add_module(name, added[name](net))
-    return graph.call_module(name, (edges, *masks), {"x": x, **named})
-
-
-def _make_product(net: Module, target: str, rows: Collection[str]) -> OnSomeEdges:
-    """Return a product with some of the edges, whose layer a module gets."""
-    add_product(net, target)
-    return OnSomeEdges(net, target, "edge_index", rows)
-
-
-def replace_layer(
-    net: Module, graph: Graph, node: Node, name: str, make: Any, args: tuple[Node, ...],
-    given: dict[str, Any],
-) -> Node:  # fmt: skip
-    """Have a layer that ``make(net)`` returns be called instead of another, under a name."""
-    net.add_module(name, make(net))
-    with graph.inserting_before(node):
-        made = graph.call_module(name, args, given)
-    made.meta.update(node.meta)
-    node.replace_all_uses_with(made)
-    graph.erase_node(node)
-    return made

@@ -50,27 +50,9 @@ def add_product(net: Module, name: str) -> None:
     setattr(net, name, layer)
 
 
-def _product_name(reduce: str) -> str:
+def product_name(reduce: str) -> str:
+    """Return the name of the layer of a product, by how it reduces."""
     return "_product_" + ("sum" if reduce == "add" else reduce)
-
-
-def replace_products(net: Module, graph: Graph, edges: str) -> None:
-    """Replace products with the adjacency, ``adj_t @ x``, by calls of a layer of the module."""
-    source = next(node for node in graph.nodes if (node.op, node.target) == ("placeholder", edges))
-    for node in list(graph.nodes):
-        is_product = (node.op == "call_function" and node.target in FUNCTIONS) or (
-            node.op == "call_method" and node.target in METHODS
-        )
-        if not is_product or len(node.args) != 2 or not {"reduce"}.issuperset(node.kwargs):
-            continue
-        matrix, x = node.args
-        if matrix is source and x is not source:
-            with graph.inserting_before(node):
-                name = _product_name(str(node.kwargs.get("reduce", "sum")))
-                made = graph.call_module(name, (x, matrix))
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
-    add_products(net, graph)
 
 
 class MatrixError(ValueError):
@@ -306,7 +288,7 @@ def spread_matrix(layer: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
 def _call_product(x: Any, reduce: str, *matrix: Any) -> Any:
     """Call the layer that multiplies by a matrix, or by edges and their weights."""
     tracer = matrix[0].tracer
-    name = _product_name(reduce)
+    name = product_name(reduce)
     add_product(tracer.root, name)
     is_column = x.dim() == 1
     rows = x.unsqueeze(-1) if is_column else x
@@ -314,22 +296,15 @@ def _call_product(x: Any, reduce: str, *matrix: Any) -> Any:
     return out.squeeze(-1) if is_column else out
 
 
-def _make_sparse_tensor(
-    self: Any, row: Any = None, rowptr: Any = None, col: Any = None, value: Any = None,
-    sparse_sizes: Any = None, is_sorted: bool = False, trust_data: bool = False,
-) -> bool:  # fmt: skip
-    """Make a SparseTensor that is traced, and return whether it is one."""
-    if not any(isinstance(each, Proxy) for each in (row, col)):
-        return False
-    self.__class__ = TracedMatrix
-    self.__init__(row, col, value, sparse_sizes)
-    return True
-
-
 def _make_init(init: Callable[..., None]) -> Callable[..., None]:
-    def make(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not _make_sparse_tensor(self, *args, **kwargs):
-            init(self, *args, **kwargs)
+    def make(
+        self: Any, row: Any = None, rowptr: Any = None, col: Any = None, value: Any = None,
+        sparse_sizes: Any = None, *args: Any, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        if not any(isinstance(each, Proxy) for each in (row, col)):
+            return init(self, row, rowptr, col, value, sparse_sizes, *args, **kwargs)
+        self.__class__ = TracedMatrix
+        return self.__init__(row, col, value, sparse_sizes)
 
     return make
 

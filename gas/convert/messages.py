@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 from torch.nn import Module
 
-from gas.convert.edge_layers import EdgeLayer, Propagation, direction_error
-from gas.convert.kinds import EDGES, ROWS, SELECTED, Values, function_name
-from gas.convert.known import FACTORIES, is_close
-from gas.convert.layers import OnSomeEdges, call_product
-from gas.convert.matrices import PRODUCTS, add_products
+from gas.convert.edge_layers import EdgeLayer, direction_error
+from gas.convert.known import FACTORIES
 from gas.convert.rewrite import changes_in_training, erase_unused
-from gas.convert.trace import Added, get_module, is_layer
-from gas.nn import SimpleConv
-from gas.scalable import preserve_modes
+from gas.convert.trace import Added, is_layer
+from gas.convert.traced import EDGES, ROWS, SELECTED, Traced, function_name
 
 MESSAGES = "_messages_"  # The prefix of the names of such layers.
 # Functions of tensors whose numbers they don't read.
@@ -58,21 +52,14 @@ class _Writer:
     """Writer of the functions of a traced graph's messages.
 
     Args:
-        net: The module.
-        graph: Its traced graph.
-        edges: The node of the adjacency.
-        kinds: The kinds of the nodes' values.
-        record: These values on a small graph of ``num_nodes`` nodes.
+        traced: The traced module.
     """
 
-    def __init__(
-        self, net: Module, graph: Graph, edges: Node, kinds: Mapping[Node, str], record: Values,
-        num_nodes: int,
-    ) -> None:  # fmt: skip
-        self._net, self._graph, self._edges, self._kinds = net, graph, edges, kinds
-        self._record, self._num_nodes = record, num_nodes
-        self._order = {node: position for position, node in enumerate(graph.nodes)}
-        self.reduced = {node for node in graph.nodes if self._is_reduction(node)}
+    def __init__(self, traced: Traced) -> None:
+        self._net, self._edges, self._kinds = traced.net, traced.edges, traced.kinds
+        self._record, self._num_nodes = traced.values, traced.counts[0][0]
+        self._order = {node: position for position, node in enumerate(traced.graph.nodes)}
+        self.reduced = {node for node in traced.graph.nodes if self._is_reduction(node)}
         self.shared: set[Node] = set()
         self.shared = self._find_shared()
 
@@ -246,22 +233,15 @@ class _Writer:
         )  # fmt: skip
 
 
-def wrap_messages(
-    net: Module,
-    graph: Graph,
-    edges: Node,
-    kinds: dict[Node, str],
-    record: dict[Node, Any],
-    num_nodes: int,
-) -> Added:
+def wrap_messages(traced: Traced) -> Added:
     """Make layers of the messages that a module passes by itself.
 
-    The module gets the layers, its traced graph calls them, and their kinds and values are added.
+    The module gets the layers, and its traced graph calls them.
 
     Returns:
         The layers, as functions of the module.
     """
-    writer = _Writer(net, graph, edges, kinds, record, num_nodes)
+    writer, graph, kinds = _Writer(traced), traced.graph, traced.kinds
     modules = [
         node for node in graph.nodes
         if node.op == "call_module" and kinds[node] in (EDGES, SELECTED)
@@ -274,7 +254,9 @@ def wrap_messages(
         if output in writer.reduced and writer.sums_at_sources(output):
             raise direction_error(f"'{output.name}' ({function_name(output)})")
         inside = writer.collect(output)
-        if all(kinds[each] == EDGES and each is not edges for each in writer.inputs_of(inside)):
+        if all(
+            kinds[each] == EDGES and each is not traced.edges for each in writer.inputs_of(inside)
+        ):
             continue  # Of single edges.
         for node in inside:
             if node in once:
@@ -283,88 +265,13 @@ def wrap_messages(
                     "gather statistics, for each of them: put them into one sum, or take dropout "
                     "and batch norms of rows of nodes"
                 )
-            if changes_in_training(net, node):
+            if changes_in_training(traced.net, node):
                 once.add(node)
         function, inputs = writer.write(output, inside)
         name = f"{MESSAGES}{len(made)}"
         made[name] = functools.partial(Messages, graph=function, output=output.name)
+        traced.net.add_module(name, made[name](traced.net))
         with graph.inserting_after(output):
-            call = graph.call_module(name, (edges,), dict(inputs))
-        net.add_module(name, made[name](net))
-        kinds[call], record[call] = kinds[output], record[output]
-        output.replace_all_uses_with(call)
-        graph.erase_node(output)
+            traced.exchange(output, graph.call_module(name, (traced.edges,), dict(inputs)))
         erase_unused(graph, [*inside, *modules])
     return made
-
-
-def replace_sums(
-    net: Module, graph: Graph, edges: Node, kinds: dict[Node, str], record: dict[Node, Any]
-) -> Added | None:
-    """Replace messages that only weight neighbours' rows by products with the adjacency.
-
-    Products are fused. Messages are compared with each of them for random numbers, in training and
-    in evaluation.
-
-    Returns:
-        The products with some of the edges, as functions of the module; ``None`` if there is no
-        product.
-    """
-    added: Added | None = None
-    for node in list(graph.nodes):
-        module = get_module(net, node)
-        inner = module.layer if isinstance(module, OnSomeEdges) else module
-        if not isinstance(inner, Messages | Propagation) or node.args[:1] != (edges,):
-            continue
-        given = [each for each in (*node.args[1:], *node.kwargs.values()) if isinstance(each, Node)]
-        rows = [each for each in given if kinds[each] == ROWS]
-        weights = [each for each in given if kinds[each] == EDGES]
-        masks = [each for each in weights if getattr(record[each], "dtype", None) is torch.bool][:1]
-        weights = [each for each in weights if each not in masks]
-        is_sum = kinds[node] == ROWS and len(rows) == 1 and len(weights) <= 1
-        if not is_sum or len(given) != len(rows) + len(weights) + len(masks):
-            continue
-        name = _find_product(node, module, inner, rows + weights, masks, record)
-        if name:
-            added = added or {}
-            with graph.inserting_before(node):
-                flat = [graph.call_method("view", (weight, -1)) for weight in weights]
-                made = call_product(net, graph, name, (rows[0], edges, *flat), masks, added)
-            made.meta.update(node.meta)
-            kinds[made], record[made] = kinds[node], record[node]
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
-    add_products(net, graph)
-    return added
-
-
-def _find_product(
-    node: Node, module: Any, inner: Any, given: list[Node], masks: list[Node], record: Values
-) -> str:
-    """Return the name of the product that gives what messages give; "" if none does."""
-    edges: Any = node.args[0]
-    values = [record[each] for each in (edges, *given)]
-    if not all(isinstance(each, Tensor) and each.layout == torch.strided for each in values):
-        return ""
-    edge_index, x, *weight = values
-    if x.dim() != 2 or any(each.numel() != edge_index.size(1) for each in weight):
-        return ""
-    if not all(each.is_floating_point() for each in (x, *weight)):
-        return ""
-    parts: Any = inner.layer if isinstance(inner, Propagation) else inner.function
-    kept = record[masks[0]] if masks else slice(None)
-    names = dict(PRODUCTS)
-    try:
-        with preserve_modes(parts), torch.no_grad():
-            for training, scale in ((True, 1.0), (False, 1e6), (True, 1e-3)):  # Limits would show.
-                parts.train(training)
-                drawn = [scale * torch.randn_like(each) for each in (x, *weight)]
-                new = {**record, **dict(zip(given, drawn, strict=True))}
-                out = module(*map_arg(node.args, new.get), **map_arg(node.kwargs, new.get))
-                flat = drawn[0], edge_index[:, kept], *(each.view(-1)[kept] for each in drawn[1:])
-                for name, reduce in list(names.items()):
-                    if not is_close(out, SimpleConv(aggr=reduce)(*flat)):
-                        del names[name]
-    except Exception:  # Messages may raise anything for random numbers; they are none then.
-        return ""
-    return next(iter(names), "")

@@ -16,9 +16,9 @@ from torch_geometric.nn.inits import reset
 from gas.convert.arguments import LayerAlone
 from gas.convert.check import Conversion
 from gas.convert.followed import Followed, find_followed
+from gas.convert.known import walk_back
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
-from gas.convert.places import CONSTANT
 from gas.convert.preparation import PREPARED, check_unprepared
 from gas.convert.rewrite import (
     drop_in_one_pass,
@@ -27,6 +27,7 @@ from gas.convert.rewrite import (
     find_relu_dropouts,
 )
 from gas.convert.scope import LayerScope, pull, read_history
+from gas.convert.state import CONSTANT
 from gas.graph import Adjacency, find_original_graph
 from gas.history import Features, Rows, first_rows
 from gas.loader import SubData
@@ -332,7 +333,7 @@ def _make_stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
     reads: dict[Any, tuple[int, bool]] = {}
     for position, node in known.items():
         reads[node], reads[node.args[2]] = (position, False), (position, True)
-    needed = _find_needed(target, reads)
+    needed = walk_back(target, reads.__contains__)
     out = Graph()
     made: dict[Node, Node] = {}
     for node in graph.nodes:
@@ -346,17 +347,3 @@ def _make_stage(graph: Graph, target: Node, known: dict[int, Node]) -> Graph:
     out.output(map_arg(target, made.__getitem__))
     out.lint()
     return out
-
-
-def _find_needed(target: Node, reads: dict[Any, tuple[int, bool]]) -> set[Node]:
-    """Find the nodes to compute, or to read, for a value."""
-    needed: set[Node] = set()
-    left = [target]
-    while left:
-        node = left.pop()
-        if node in needed:
-            continue
-        needed.add(node)
-        if node not in reads:
-            left += node.all_input_nodes
-    return needed

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
-from torch.fx import Graph, Node, Proxy
+from torch.fx import Node, Proxy
 from torch.nn import Module
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import OnMatrix, bind
-from gas.convert.hops import DROP, UNROLLED
-from gas.convert.layers import OnSomeEdges, Wrapped, bind_arguments, wrap_layers
-from gas.convert.trace import GIVEN, Added
+from gas.convert.edge_layers import DROP, UNROLLED, DifferentEdgesError, OnMatrix, bind
+from gas.convert.layers import OnSomeEdges, Wrapped, wrap_layers
+from gas.convert.preparation import GIVEN
+from gas.convert.trace import Added
+from gas.convert.traced import Traced
 from gas.graph import WEIGHT, layout_of, with_edge_index
 
 _NORMALISED: Any = WeakIdKeyDictionary()  # The weights that were normalised.
@@ -175,29 +175,15 @@ NORMALISING = (
 )  # fmt: skip
 
 
-class DifferentEdgesError(ValueError):
-    """Error of layers that can't all take one normalised graph."""
-
-    may_read_values = False
-    is_last_word = False  # Whether it says why, if other ways don't convert the module either.
-
-
-def _find_normalising_layers(net: Module, graph: Graph) -> dict[str, Normalise]:
+def _find_normalising_layers(traced: Traced) -> dict[str, Normalise]:
     """Disable the normalisation of layers that are called, and return it by their names."""
-    called = {node.target for node in graph.nodes if node.op == "call_module"}
+    called = {node.target for node in traced.graph.nodes if node.op == "call_module"}
     return {
-        _hop_name(net, name): how
-        for name, layer in net.named_modules()
-        if _hop_name(net, name) in called and (how := disable_normalisation(layer)) is not None
+        _hop_name(traced.net, name): how
+        for name, layer in traced.net.named_modules()
+        if _hop_name(traced.net, name) in called
+        and (how := disable_normalisation(layer)) is not None
     }
-
-
-def conflict(one: BaseTransform, other: BaseTransform) -> DifferentEdgesError:
-    """Return the error of a module that needs two transforms of the graph."""
-    return DifferentEdgesError(
-        f"layers take different graphs, of {one} and {other}: build them alike, or with "
-        "normalize=False"
-    )
 
 
 def normalise_edges(
@@ -210,13 +196,13 @@ def normalise_edges(
     return gcn_norm(*args, dtype=dtype)
 
 
-def write_normalisation(net: Module, graph: Graph) -> None:
+def write_normalisation(traced: Traced) -> None:
     """Write what layers normalise by themselves into a traced graph, each on its own edges.
 
     Raises:
         ValueError: If a layer normalises edges that are left of a dropout.
     """
-    found = _find_normalising_layers(net, graph)
+    net, graph, found = traced.net, traced.graph, _find_normalising_layers(traced)
     for node in list(graph.nodes):
         if node.op != "call_module" or node.target not in found:
             continue
@@ -226,7 +212,7 @@ def write_normalisation(net: Module, graph: Graph) -> None:
                 "take others: build them alike, or drop no edges"
             )
         layer: Any = net.get_submodule(str(node.target))
-        given, how = bind_arguments(layer, node), found[str(node.target)]
+        given, how = bind(layer, node.args, node.kwargs), found[str(node.target)]
         with graph.inserting_before(node):
             size = graph.call_method("size", (given["x"], layer.node_dim))
             dtype = graph.call_function(getattr, (given["x"], "dtype"))
@@ -238,23 +224,22 @@ def write_normalisation(net: Module, graph: Graph) -> None:
         node.args, node.kwargs = (), bind(layer, (), given)
 
 
-def move_normalisation(
-    net: Module, graph: Graph, edges: str, weighted: Sequence[str]
-) -> tuple[Normalise | None, list[str], Added]:
-    """Move normalisation from layers to the whole graph, of layers that take its values, too.
+def move_normalisation(traced: Traced) -> Added:
+    """Move normalisation from layers to the whole graph, and note it in the traced module.
 
     Returns:
-        The transform of the graph, the names of the layers that take its weights, and further
-        layers.
+        Layers that call those without normalisation on the graph's own edges.
 
     Raises:
-        DifferentEdgesError: If layers normalise the graph in different ways.
+        DifferentEdgesError: If layers normalise the graph in different ways, or its edges are
+            prepared otherwise.
     """
-    found = _find_normalising_layers(net, graph)
+    net, graph, found = traced.net, traced.graph, _find_normalising_layers(traced)
     for node in graph.nodes:
         if node.op != "call_module" or node.target not in found:
             continue
-        weight = bind_arguments(net.get_submodule(str(node.target)), node).get(WEIGHT)
+        layer: Any = net.get_submodule(str(node.target))
+        weight = bind(layer, node.args, node.kwargs).get(WEIGHT)
         if isinstance(weight, Node) and weight.op != "placeholder":
             error = DifferentEdgesError(
                 f"'{node.target}' normalises weights that the model computes, '{weight.name}', or "
@@ -268,50 +253,56 @@ def move_normalisation(
             node.replace_input_with(weight, None)
             if not weight.users:
                 graph.erase_node(weight)
-        found[str(node.target)].weighted = weight is not None or node.target in weighted
+        found[str(node.target)].weighted = weight is not None or node.target in traced.weighted
     if len(set(found.values())) > 1:
         raise DifferentEdgesError(
             f"layers normalise the graph in different ways, {found}: build them alike, or with "
             "normalize=False"
         )
     transform = next(iter(found.values()), None)
-    if transform is None or not transform.add_self_loops or not edges:
-        return transform, list(found), {}
-    added = _take_given_edges(net, graph, edges, found)
+    if transform is None:
+        return {}
+    if traced.inputs.made:  # Each layer normalises its own edges then.
+        raise DifferentEdgesError("layers take different graphs")
+    traced.transform, traced.normalised = transform, list(found)
+    takes_others = transform.add_self_loops and not traced.inputs.by_value
+    added = _take_given_edges(traced) if takes_others else {}
     if added:
         transform.marks = True
-    return transform, list(found), added
+    transform.fit_to(traced.inputs.is_matrix, traced.inputs.edges)
+    traced.graphs = [transform(each) for each in traced.graphs]
+    return added
 
 
-def _take_given_edges(net: Module, graph: Graph, edges: str, normalised: Collection[str]) -> Added:
+def _take_given_edges(traced: Traced) -> Added:
     """Have layers that don't normalise take the edges as they are."""
 
     def find(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | None:
         names = [name for name, value in given.items() if value is source]
         others = [str(value.target) for value in given.values() if isinstance(value, Node)]
-        if node.target in normalised or len(names) != 1:
+        if node.target in traced.normalised or len(names) != 1:
             return None
         if sum(name.startswith("edge_") for name in others) > 1:
             return None  # Its attributes of edges don't follow, so that it is refused.
-        mark = next((each for each in graph.nodes if each.target == GIVEN), None)
+        mark = next((each for each in traced.graph.nodes if each.target == GIVEN), None)
         if mark is None:
-            with graph.inserting_after(source):
-                mark = graph.placeholder(GIVEN)
+            with traced.graph.inserting_after(source):
+                mark = traced.graph.placeholder(GIVEN)
         return names[0], (source, mark), {}
 
-    return wrap_layers(net, graph, edges, OnSomeEdges, "_given_", find)
+    return wrap_layers(traced, OnSomeEdges, "_given_", find)
 
 
-def take_matrices(net: Module, graph: Graph, edges: str) -> Added:
+def take_matrices(traced: Traced) -> Added:
     """Have layers without a parameter for weights take a matrix, of which they may read values."""
 
     def find(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | None:
-        layer: Any = net.get_submodule(str(node.target))
+        layer: Any = traced.net.get_submodule(str(node.target))
         names = [name for name, value in given.items() if value is source]
         takes_weights = WEIGHT in inspect.signature(layer.forward).parameters
         return None if len(names) != 1 or takes_weights else (names[0], (source,), {})
 
-    return wrap_layers(net, graph, edges, OnMatrix, "_matrix_", find)
+    return wrap_layers(traced, OnMatrix, "_matrix_", find)
 
 
 def _hop_name(net: Module, name: str) -> str:

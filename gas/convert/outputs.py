@@ -1,34 +1,30 @@
-"""Values of the nodes of a traced graph on small graphs, and the outputs among them."""
+"""The outputs of a module, and checks that its traced graph has the same."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Interpreter, Node
+from torch.fx import Graph, Node
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Data
 
-from gas.convert.edge_layers import bind
-from gas.convert.failures import describe_error, describe_hooks, is_own
-from gas.convert.fixed_numbers import NUMBERS, training_mode
-from gas.convert.inputs import Inputs, copy_value, eval_mode
+from gas.convert.edge_layers import DifferentEdgesError
+from gas.convert.failures import describe_error, is_own
+from gas.convert.inputs import Inputs, copy_value
 from gas.convert.kept import find_caches, find_read, memory_error
-from gas.convert.kinds import ROWS, Values
 from gas.convert.known import is_close
-from gas.convert.modes import BY_ROW, IN_ORDER, LINE, RANDOM, TRAINING
-from gas.convert.normalise import DifferentEdgesError, Normalise
-from gas.convert.places import CONSTANT, keep_attributes
+from gas.convert.modes import BY_ROW, IN_ORDER, RANDOM
 from gas.convert.scope import join_columns
-from gas.graph import WEIGHT
+from gas.convert.state import NUMBERS, keep_attributes, training_mode
+from gas.convert.traced import ROWS, Traced, Values
 
 UNKNOWN = "a generator of its own, if no layer changes its parameters in forward"
 
@@ -162,98 +158,23 @@ def find_outputs(graph: Graph, returned: Any, name: str) -> Outputs:
     return Outputs(tuple(found), nested, made, shapes, dtypes)
 
 
-def check_outputs(
-    outputs: Outputs, kinds: Mapping[Node, str], record: Values, size: int, name: str
-) -> None:
+def check_outputs(outputs: Outputs, traced: Traced) -> None:
     """Refuse outputs that aren't rows of nodes, or can't be stored in one table.
 
     Raises:
         ValueError: Naming the output.
     """
-    nodes = outputs.nodes
-    for node in nodes:
-        if kinds[node] != ROWS or record[node].dim() == 0 or record[node].size(0) != size:
+    name = type(traced.net).__name__
+    for node in outputs.nodes:
+        rows = traced.values[node]
+        has_rows = rows.dim() > 0 and rows.size(0) == traced.counts[0][0]
+        if traced.kinds[node] != ROWS or not has_rows:
             raise ValueError(
                 f"{name} returns '{node.name}', which isn't a row for each node: mini-batches give "
                 "each node's output, of which the loss selects some"
             )
-    if not nodes:
+    if not outputs.nodes:
         raise ValueError(f"{name} returns no rows of nodes")
-
-
-class _Recorder(Interpreter):
-    """Interpreter that runs a graph and records the value of each node."""
-
-    def __init__(self, net: Module, graph: Graph, weight: Tensor | None, weighted: Any) -> None:
-        super().__init__(net, graph=graph)
-        self._weight, self._weighted = weight, weighted
-        self.values: dict[Node, Any] = {}
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        self.values[n] = copy_value(value)
-        return value
-
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target not in self._weighted:
-            return super().call_module(target, args, kwargs)
-        layer = self.fetch_attr(target)
-        given = bind(layer, args, kwargs)
-        return layer(**{**given, "edge_weight": self._weight})
-
-
-def record(
-    net: Module,
-    graph: Graph,
-    inputs: Inputs,
-    data: Data,
-    weighted: Collection[str],
-    number: float | None = None,
-) -> dict[Node, Any]:
-    """Return the value of each node of a graph, in evaluation mode or in training.
-
-    Args:
-        net: The module that was traced.
-        graph: The graph.
-        inputs: The module's arguments.
-        data: A graph that provides them.
-        weighted: The names of the layers that take the weights of its edges.
-        number: Each random number in training. (default: evaluation mode)
-    """
-    recorder = _Recorder(net, graph, data.get(WEIGHT), weighted)
-    names = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-    given = {**inputs.arguments(data), TRAINING: number is not None}
-    keep = keep_attributes(net) if inputs.keeps else contextlib.nullcontext()
-    with eval_mode(net) if number is None else training_mode(net, number), keep:
-        recorder.run(*[copy_value(given[name]) for name in names])
-    return recorder.values
-
-
-def record_values(
-    net: Module,
-    graph: Graph,
-    inputs: Inputs,
-    graphs: Sequence[Data],
-    weighted: Sequence[str],
-    transform: Normalise | None,
-) -> list[dict[Node, Any]]:
-    """Record the values of the traced graph's nodes on each of the small graphs."""
-    try:
-        return [record(net, graph, inputs, each, weighted) for each in graphs]
-    except Exception as error:
-        how = f" after {transform}, which attributes of edges don't follow" if transform else ""
-        how += describe_constants(graph) + describe_hooks(net)
-        kind = DifferentEdgesError if transform else ValueError
-        raise kind(
-            f"{type(net).__name__} can't be run on a small graph{how}: {describe_error(error)}"
-        ) from error
-
-
-def describe_constants(graph: Graph) -> str:
-    """Return which lines read tensors that aren't followed, or ""."""
-    found = [node for node in graph.nodes if str(node.target).startswith(CONSTANT)]
-    lines = list(dict.fromkeys(node.meta[LINE] for node in found if node.meta.get(LINE)))
-    return f" (it reads a tensor that isn't followed: {lines[0]!r})" if len(lines) == 1 else ""
 
 
 def call_module(net: Module, inputs: Inputs, data: Data) -> list[Any]:
@@ -327,36 +248,26 @@ def _kind_of(value: Any) -> str:
 
 
 def record_checked(
-    net: Module,
-    graph: Graph,
-    expected: Any,
-    inputs: Inputs,
-    graphs: Sequence[Data],
-    transform: Normalise | None,
-    trained: Sequence[list[Any]],
-    find_draws: Callable[[bool], str],
-    weighted: Sequence[str],
-) -> tuple[Outputs, list[dict[Node, Any]]]:
-    """Record values as above, and check that the graph returns what the module does.
+    traced: Traced, expected: Any, trained: Sequence[list[Any]], find_draws: Callable[[bool], str]
+) -> Outputs:
+    """Record the values of a traced module, and check that it returns what the module does.
 
     Also in training: ``trained`` is what :func:`run_in_training` returned, and ``find_draws`` is
     :func:`find_draws`, of the module as it was called.
     """
-    outputs = find_outputs(graph, expected, type(net).__name__)
-    records = record_values(net, graph, inputs, graphs, weighted, transform)
-    name = type(net).__name__
-    if not is_close(outputs.values(records[0]), flatten(expected)):
+    name = type(traced.net).__name__
+    outputs = find_outputs(traced.graph, expected, name)
+    traced.record()
+    if not is_close(outputs.values(traced.values), flatten(expected)):
         if drawn := find_draws(False):
             raise ValueError(
                 f"{name} returns other values when it is run again, as it draws random numbers in "
                 f"evaluation, by {drawn}: draw them in training alone, if self.training, or give "
                 "them as attributes of the graph"
             )
-        raise MismatchError(name, transform, inputs)
+        raise MismatchError(traced)
     for number, values in zip(NUMBERS, trained, strict=False):
-        if not is_close(
-            outputs.values(record(net, graph, inputs, graphs[0], weighted, number)), values
-        ):
+        if not is_close(outputs.values(traced.run(number)), values):
             cure = "it mustn't change tensors that are read elsewhere; compute new ones"
             drawn = find_draws(True)
             cure = RANDOM if drawn == UNKNOWN else cure
@@ -366,7 +277,7 @@ def record_checked(
                 f"{name} returns other values in training, model.train(), than its layers do, "
                 f"called one by one: {cure}"
             )
-    return outputs, records
+    return outputs
 
 
 def find_draws(net: Module, inputs: Inputs, data: Data, training: bool) -> str:
@@ -384,7 +295,8 @@ def find_draws(net: Module, inputs: Inputs, data: Data, training: bool) -> str:
 class MismatchError(DifferentEdgesError):
     """Error of a module whose layers take different graphs, or change what others read."""
 
-    def __init__(self, name: str, transform: Normalise | None, inputs: Inputs) -> None:
+    def __init__(self, traced: Traced) -> None:
+        transform, inputs = traced.transform, traced.inputs
         self.may_read_values = inputs.by_value and inputs.layout == "csr"
         how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
         text = (
@@ -397,4 +309,4 @@ class MismatchError(DifferentEdgesError):
                 "place, nor read an attribute of the edges beside two lists of them, such as "
                 "edge_index and edge_index.flip(0): give the second a copy under another name"
             )
-        super().__init__(f"{name} returns other values {text}")
+        super().__init__(f"{type(traced.net).__name__} returns other values {text}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch.fx import Graph, Node
 from torch.nn import Module
 
 from gas.convert.edge_dropout import SCALED
-from gas.convert.kinds import EDGES, ROWS
 from gas.convert.layers import WEIGHT, LayerCall
 from gas.convert.modes import IN_ONE_MODE, TRAINING
 from gas.convert.normalise import Normalise
@@ -32,123 +30,104 @@ from gas.convert.scope import (
     weights,
 )
 from gas.convert.trace import get_module, is_dropout, is_layer
+from gas.convert.traced import EDGES, ROWS, Traced
 from gas.nn import LINEAR_LAYERS, Dropout, FusedConv, has_hooks
 
 
-@dataclass
 class Placement:
     """Placement of histories in a traced graph.
+
+    There is one before each layer; if its input has dropout, before the dropout.
 
     * ``whole``: nodes that are computed for all rows of a mini-batch, halo included.
     * ``pulled``: nodes that are computed for own rows; their halo is pulled from a history.
     """
 
-    whole: set[Node] = field(default_factory=set)
-    pulled: list[Node] = field(default_factory=list)
+    def __init__(self, traced: Traced, calls: Sequence[LayerCall]) -> None:
+        self._traced, graph = traced, traced.graph
+        self.whole = {node for node in graph.nodes if node.op == "placeholder"}
+        self.pulled: list[Node] = []
+        self._exact = self._find_feature_nodes()
+        for call in calls:
+            for node in call.rows():
+                self._require(node)
+        self._share_histories()
+        order = {node: position for position, node in enumerate(graph.nodes)}
+        self.pulled.sort(key=order.__getitem__)
 
-
-def place_histories(
-    net: Module,
-    graph: Graph,
-    kinds: Mapping[Node, str],
-    calls: Sequence[LayerCall],
-    values: Mapping[Node, Any],
-) -> Placement:
-    """Place a history before each layer; if its input has dropout, before the dropout."""
-    exact = _find_feature_nodes(net, graph, kinds)
-    out = Placement(whole={node for node in graph.nodes if node.op == "placeholder"})
-
-    def require(node: Node) -> None:
-        if node in out.whole or node in out.pulled:
+    def _require(self, node: Node) -> None:
+        """Have a batch have all rows of a value."""
+        if node in self.whole or node in self.pulled:
             return
-        if node in exact:  # It depends on features only, which batches have for the halo, too.
-            out.whole.add(node)
-            for argument in _row_arguments(node, kinds):
-                require(argument)
+        # What depends on features only, which batches have for the halo, too; and what is drawn,
+        # as the noise of one mini-batch isn't stored.
+        is_drawn = IN_ONE_MODE in node.meta and not is_layer(self._traced.net, node)
+        if node in self._exact or is_drawn or isinstance(self._traced.values[node], int):
+            self.whole.add(node)
+            for argument in self._row_arguments(node):
+                self._require(argument)
             return
-        if (IN_ONE_MODE in node.meta and not is_layer(net, node)) or isinstance(values[node], int):
-            out.whole.add(node)  # As dropout: the noise of one mini-batch isn't stored.
-            for argument in _row_arguments(node, kinds):
-                require(argument)
-            return
-        chain = _chain_to_dropout(net, node, kinds, exact)
-        out.whole.update(chain)
-        source = _row_arguments(chain[-1], kinds)[0] if chain else node
-        if source not in out.pulled and source not in out.whole:
-            out.pulled.append(source)
+        chain = self._chain_to_dropout(node)
+        self.whole.update(chain)
+        source = self._row_arguments(chain[-1])[0] if chain else node
+        if source not in self.pulled and source not in self.whole:
+            self.pulled.append(source)
 
-    for call in calls:
-        for node in call.rows():
-            require(node)
-    _share_histories(net, out, kinds, values)
-    order = {node: position for position, node in enumerate(graph.nodes)}
-    out.pulled.sort(key=order.__getitem__)
-    return out
+    def _share_histories(self) -> None:
+        """Keep one history of what several others are computed of, if it isn't wider than these."""
+        values = self._traced.values
 
+        def width(node: Node) -> int:
+            return values[node].numel()
 
-def _share_histories(
-    net: Module, placed: Placement, kinds: Mapping[Node, str], values: Mapping[Node, Any]
-) -> None:
-    """Keep one history of what several others are computed of, if it isn't wider than they are."""
+        chains = {node: self._chain_of_functions(node) for node in self.pulled}
+        for source in dict.fromkeys(each for chain in chains.values() for each in chain):
+            group = [node for node in self.pulled if source in chains[node]]
+            is_tensor = isinstance(values[source], Tensor) and values[source].is_floating_point()
+            if len(group) < 2 or not is_tensor or width(source) > sum(map(width, group)):
+                continue
+            for node in group:
+                self.pulled.remove(node)
+                self.whole.update(chains[node][: chains[node].index(source)])
+            self.pulled.append(source)
+            chains[source] = self._chain_of_functions(source)
 
-    def width(node: Node) -> int:
-        return values[node].numel()
+    def _chain_of_functions(self, node: Node) -> list[Node]:
+        """Return a value and those before it, each computed of single rows of the one before."""
+        chain, net = [node], self._traced.net
+        while not is_layer(net, node) and not changes_in_training(net, node):
+            rows = self._row_arguments(node)
+            if len(rows) != 1 or rows[0].op == "placeholder":
+                break
+            node = rows[0]
+            chain.append(node)
+        return chain
 
-    chains = {node: _chain_of_functions(net, node, kinds) for node in placed.pulled}
-    for source in dict.fromkeys(each for chain in chains.values() for each in chain):
-        group = [node for node in placed.pulled if source in chains[node]]
-        is_tensor = isinstance(values[source], Tensor) and values[source].is_floating_point()
-        if len(group) < 2 or not is_tensor or width(source) > sum(map(width, group)):
-            continue
-        for node in group:
-            placed.pulled.remove(node)
-            placed.whole.update(chains[node][: chains[node].index(source)])
-        placed.pulled.append(source)
-        chains[source] = _chain_of_functions(net, source, kinds)
+    def _row_arguments(self, node: Node) -> list[Node]:
+        return [each for each in node.all_input_nodes if self._traced.kinds[each] == ROWS]
 
+    def _find_feature_nodes(self) -> set[Node]:
+        """Find the nodes that depend on a row's own features only, not on neighbours."""
+        out: set[Node] = set()
+        for node in self._traced.graph.nodes:
+            is_rows = self._traced.kinds.get(node) == ROWS and not is_layer(self._traced.net, node)
+            if is_rows and out.issuperset(self._row_arguments(node)):
+                out.add(node)
+        return out
 
-def _chain_of_functions(net: Module, node: Node, kinds: Mapping[Node, str]) -> list[Node]:
-    """Return a value and those before it, each computed of single rows of the one before."""
-    chain = [node]
-    while not is_layer(net, node) and not changes_in_training(net, node):
-        rows = _row_arguments(node, kinds)
-        if len(rows) != 1 or rows[0].op == "placeholder":
-            break
-        node = rows[0]
-        chain.append(node)
-    return chain
-
-
-def _row_arguments(node: Node, kinds: Mapping[Node, str]) -> list[Node]:
-    return [argument for argument in node.all_input_nodes if kinds[argument] == ROWS]
-
-
-def _find_feature_nodes(net: Module, graph: Graph, kinds: Mapping[Node, str]) -> set[Node]:
-    """Find the nodes that depend on a row's own features only, not on neighbours."""
-    out: set[Node] = set()
-    for node in graph.nodes:
-        if node.op == "output" or kinds[node] != ROWS or is_layer(net, node):
-            continue
-        if all(argument in out for argument in _row_arguments(node, kinds)):
-            out.add(node)
-    return out
-
-
-def _chain_to_dropout(
-    net: Module, node: Node, kinds: Mapping[Node, str], exact: set[Node]
-) -> list[Node]:
-    """Return the nodes from a value back to the first dropout before it, if there is one."""
-    chain: list[Node] = []
-    until = 0
-    while not is_layer(net, node) and node not in exact:
-        rows = _row_arguments(node, kinds)
-        if len(rows) != 1:
-            break
-        chain.append(node)
-        if is_dropout(net, node):
-            until = len(chain)
-        node = rows[0]
-    return chain[:until]
+    def _chain_to_dropout(self, node: Node) -> list[Node]:
+        """Return the nodes from a value back to the first dropout before it, if there is one."""
+        chain: list[Node] = []
+        until = 0
+        while not is_layer(self._traced.net, node) and node not in self._exact:
+            rows = self._row_arguments(node)
+            if len(rows) != 1:
+                break
+            chain.append(node)
+            if is_dropout(self._traced.net, node):
+                until = len(chain)
+            node = rows[0]
+        return chain[:until]
 
 
 class GraphWriter:
@@ -158,40 +137,28 @@ class GraphWriter:
     dropout have the same mask.
 
     Args:
-        net: The module.
-        kinds: The kind of each value of its traced graph.
+        traced: The traced module.
         placed: The placement of histories.
         calls: The calls of layers.
         outputs: What the module returns.
         dims: The dimension of the rows in each node's value, nested as the value is.
         shapes: The shapes of the rows of the nodes with histories.
         transform: The transform of the whole graph.
-        edges: The input that is the adjacency.
     """
 
     def __init__(
-        self,
-        net: Module,
-        kinds: Mapping[Node, str],
-        placed: Placement,
-        calls: Sequence[LayerCall],
-        outputs: Outputs,
-        dims: Mapping[Node, Any],
-        shapes: Mapping[Node, Sequence[int]],
-        transform: Any,
-        edges: str,
-    ) -> None:
+        self, traced: Traced, placed: Placement, calls: Sequence[LayerCall], outputs: Outputs,
+        dims: Mapping[Node, Any], shapes: Mapping[Node, Sequence[int]], transform: Any,
+    ) -> None:  # fmt: skip
         self._shapes, self._dims, self._transform = shapes, dims, transform
-        self._outputs = outputs
-        self._net, self._kinds, self._plan = net, kinds, placed
+        self._outputs, self._traced, self._plan = outputs, traced, placed
+        self._net, self._kinds = traced.net, traced.kinds
         self._calls = {call.node: call for call in calls}
-        self._edges = edges
         self.graph = Graph()
         self._scope = self.graph.placeholder("scope")
-        self._dropped: dict[
-            int | str, Node
-        ] = {}  # Scopes without edges that are dropped in training.
-        self._selected: dict[tuple[Node, Node], Node] = {}  # Scopes with some of the edges.
+        # Scopes without edges that are dropped in training, and with some of the edges.
+        self._dropped: dict[int | str, Node] = {}
+        self._selected: dict[tuple[Node, Node], Node] = {}
         self._written: dict[Node, Node] = {}  # For all rows, if the placement says so.
         self._own: dict[Node, Node] = {}
         self._all: dict[Node, Node] = {}
@@ -217,9 +184,9 @@ class GraphWriter:
         """Return a value's rows, those of the halo included."""
         return self._all.get(node, self._written[node])
 
-    def write(self, graph: Graph) -> Graph:
-        """Write the graph for a traced one."""
-        for node in graph.nodes:
+    def write(self) -> Graph:
+        """Write the graph for the traced one."""
+        for node in self._traced.graph.nodes:
             self._write(node)
         self.graph.lint()
         return self.graph
@@ -230,7 +197,7 @@ class GraphWriter:
             single = self._outputs.is_single
             self.graph.output(rows[0] if single else self._make(join, rows))
             return
-        if node.op == "placeholder" and node.target == self._edges:
+        if node is self._traced.edges:
             return  # The scope provides the edges.
         made = self._write_layer(node) if node in self._calls else self._write_other(node)
         self._written[node] = made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,15 +12,14 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
-from torch_geometric.data import Data
 
 from gas.convert.edge_dropout import AFTER_DROP, SCALED, check_scale
+from gas.convert.edge_layers import DROP
 from gas.convert.edge_values import EdgeValues, has_rows
-from gas.convert.hops import DROP
-from gas.convert.kinds import Values, function_name
-from gas.convert.known import is_close
+from gas.convert.known import is_close, is_edge_list, walk_back
 from gas.convert.preparation import PREPARED, Preparation, join_lists
 from gas.convert.rewrite import erase_unused, exchange
+from gas.convert.traced import Traced, function_name
 
 
 def _are_equal(one: Any, other: Any) -> bool:
@@ -59,11 +58,7 @@ class _Extractor:
     def _find_lists(self, joins: bool) -> list[Node]:
         """Find the different lists of edges that the values that are read belong to."""
         finder = self._finder
-        candidates = [
-            node for node in finder.inside
-            if isinstance(value := self._values[node], Tensor) and not value.is_floating_point()
-            and value.dtype == torch.long and value.dim() == 2 and value.size(0) == 2
-        ]  # fmt: skip
+        candidates = [node for node in finder.inside if is_edge_list(self._values[node])]
         chosen: list[Node] = []
         for node in finder.read:
             found = [each for each in (*candidates, finder.edges) if self._is_part(node, each)]
@@ -95,7 +90,7 @@ class _Extractor:
         """Return the names of the masks that select each list; "" for one that has all edges."""
         finder, names = self._finder, [""] * len(self._lists)
         for record, (num_nodes, _) in zip(finder.records, finder.counts, strict=True):
-            edges, places = join_lists([record[node] for node in self._lists], num_nodes or 0)
+            edges, places = join_lists([record[node] for node in self._lists], num_nodes)
             for position, place in enumerate(places):
                 if place is not None and place.numel() < edges.size(1):
                     names[position] = f"{PREPARED}edge_list_{position}"
@@ -141,11 +136,7 @@ class _Extractor:
 
     def _inputs_of(self, node: Node) -> list[Node]:
         """Return what a value is computed of, the last first."""
-        before, left = {node}, [node]
-        while left:
-            new = [each for each in left.pop().all_input_nodes if each not in before]
-            before.update(new)
-            left += new
+        before = walk_back(node)
         return [each for each in reversed(self._finder.inside) if each in before]
 
     def _check_place(self, node: Node) -> None:
@@ -277,14 +268,14 @@ class _Extractor:
 
     def _reduces_left(self, node: Node) -> bool:
         """Return whether a value needs a sum over the edges that are left of a dropout."""
-        if AFTER_DROP not in node.meta:
-            return False
-        is_of_nodes = node in self._finder.moved and self._has_rows_of_nodes(node)
-        return is_of_nodes or any(map(self._reduces_left, node.all_input_nodes))
-
-    def _has_rows_of_nodes(self, node: Node) -> bool:
-        size = self._finder.counts[0][0]
-        return any(has_rows(leaf, size) for leaf in tree_leaves(self._values.get(node)))
+        left = walk_back(node, lambda each: AFTER_DROP not in each.meta)
+        return any(
+            AFTER_DROP in each.meta and each in self._finder.moved and any(
+                has_rows(leaf, self._finder.counts[0][0])
+                for leaf in tree_leaves(self._values.get(each))
+            )
+            for each in left
+        )  # fmt: skip
 
     def _write(self) -> GraphModule:
         """Write the function that the transform calls."""
@@ -310,19 +301,12 @@ class _Extractor:
         return GraphModule(torch.nn.Module(), graph, "Preparation")
 
 
-def move_preparation(
-    graph: Graph, edges: str, records: Sequence[Values], graphs: Sequence[Data]
-) -> Preparation | None:
-    """Move what a traced graph computes of the edges alone to a transform of the whole graph.
+def move_preparation(traced: Traced) -> Preparation | None:
+    """Move what a traced module computes of the edges alone to a transform of the whole graph.
 
-    Edges that the module selects, ``edge_index[:, mask]``, stay with it, if layers take different
-    lists of edges otherwise. If they still do, the transform joins these lists.
-
-    Args:
-        graph: The traced graph of a module, which is changed: it gets the results as inputs.
-        edges: The input that is the adjacency.
-        records: The values of the graph's nodes on several small graphs.
-        graphs: These graphs.
+    Its graph gets the results as inputs. Edges that the module selects, ``edge_index[:, mask]``,
+    stay with it, if layers take different lists of edges otherwise. If they still do, the transform
+    joins these lists.
 
     Returns:
         The transform; ``None`` if a mini-batch has all that it takes.
@@ -331,16 +315,21 @@ def move_preparation(
         ValueError: If it can't be an attribute of nodes or edges, or edges are dropped of several
             lists.
     """
+    traced.record()
     failure: ValueError | None = None
     for keeps_selections, joins in ((False, False), (True, False), (False, True)):
-        finder = EdgeValues(graph, edges, records, graphs, keeps_selections)
+        finder = EdgeValues(traced, keeps_selections)
         if keeps_selections and (finder.keeps_nothing or finder.changes_selections):
             continue
         if not finder.read:
             return None
         try:
-            return _Extractor(finder, joins).run()
+            prepared = _Extractor(finder, joins).run()
         except ValueError as error:
             failure = error
+            continue
+        traced.graphs = [prepared(each) for each in traced.graphs]
+        traced.inputs = replace(traced.inputs, made=prepared.made)
+        return prepared
     assert failure is not None
     raise failure

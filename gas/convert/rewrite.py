@@ -13,8 +13,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
-from gas.convert.changes import VIEWS, is_in_place, views_of
-from gas.convert.known import assign, is_about_shape
+from gas.convert.changes import VIEWS, is_in_place, is_of_table, views_of
+from gas.convert.known import assign, is_about_shape, is_edge_list
 from gas.convert.matrices import matrix_error
 from gas.convert.modes import TRAINING
 from gas.convert.scope import dropout, pull, with_own
@@ -38,27 +38,21 @@ def follow_changes(net: Module, graph: Graph) -> None:
         ValueError: If a view of a tensor is changed by dropout, or the tensor is read afterwards.
     """
     order = {node: position for position, node in enumerate(graph.nodes)}
-    changed: Any
     for node in graph.nodes:
-        if (node.target is assign or is_in_place(node)) and not _drops_in_place(net, node):
+        changed: Any = node.args[0] if node.args else None
+        drops, is_item = _drops_in_place(net, node), node.target is assign
+        if (is_item or is_in_place(node)) and not drops:
             _check_view(order, node)
-        if _drops_in_place(net, node):
-            changed = node.args[0]
-            if changed.target in VIEWS:
-                raise ValueError(
-                    f"'{node.name}' drops a view of a tensor in place, which can't be followed: "
-                    "leave out 'inplace'"
-                )
-            changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
-        if node.target is assign:
-            changed = node.args[0]
-            changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
-            continue
-        if not is_in_place(node) or node.users or not isinstance(node.args[0], Node):
-            continue
-        changed = node.args[0]
-        if changed.op in ("call_function", "call_method", "call_module"):
+        if drops and changed.target in VIEWS:
+            raise ValueError(
+                f"'{node.name}' drops a view of a tensor in place, which can't be followed: "
+                "leave out 'inplace'"
+            )
+        is_unread = is_in_place(node) and not node.users and isinstance(changed, Node)
+        is_made = is_unread and changed.op in ("call_function", "call_method", "call_module")
+        if is_made:
             _replace_in_place(node, changed)
+        if drops or is_item or is_made:
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
 
 
@@ -194,9 +188,27 @@ def read_masks(graph: Graph) -> None:
                 user.update_arg(1, node.args[0])
 
 
-def skip_copies(graph: Graph, edges: str) -> None:
+def asks_for_rows(node: Node) -> bool:
+    """Return whether an embedding that is a table is called."""
+    return node.target is torch.nn.functional.embedding and is_of_table(node.args[1])
+
+
+def read_all_rows(graph: Graph, values: Mapping[Node, Any]) -> None:
+    """Read tables by the ids of nodes where a module asks for all rows, ``embedding(arange(n))``.
+
+    Args:
+        graph: The traced graph.
+        values: The values of its nodes on a small graph.
+    """
+    for node in filter(asks_for_rows, graph.nodes):
+        ids, rows = node.args
+        every = torch.arange(len(values[rows]), device=values[rows].device)
+        if torch.equal(values[ids], every):
+            node.args = rows.args[-1], rows.args[0]  # Of the layer's own gradient.
+
+
+def skip_copies(graph: Graph, source: Node) -> None:
     """Have copies of the edges, such as ``edge_index.to(device)``, be the edges themselves."""
-    source = next(node for node in graph.nodes if (node.op, node.target) == ("placeholder", edges))
     for node in list(graph.nodes):
         if (end := _find_end(graph, node, source)) is not None:
             node.replace_all_uses_with(end)
@@ -206,7 +218,7 @@ def skip_copies(graph: Graph, edges: str) -> None:
     erase_unused(graph)
 
 
-def refuse_methods(graph: Graph, edges: str) -> None:
+def refuse_methods(graph: Graph, source: Node) -> None:
     """Refuse methods of the adjacency, a matrix, but for products.
 
     Raises:
@@ -214,7 +226,7 @@ def refuse_methods(graph: Graph, edges: str) -> None:
     """
     for node in graph.nodes:
         given = node.args[0] if node.args else None
-        if node.op == "call_module" or not isinstance(given, Node) or given.target != edges:
+        if node.op == "call_module" or given is not source:
             continue
         if node.op != "output" and not is_about_shape(node):
             name = node.args[1] if node.target is getattr else node.target
@@ -224,11 +236,9 @@ def refuse_methods(graph: Graph, edges: str) -> None:
 def turn_ends(graph: Graph, values: Mapping[Node, Any]) -> None:
     """Have what reads the ends of edges read those of the edges turned round, exchanged."""
     for edges in list(graph.nodes):
-        value: Any = values.get(edges)
         ends = [user for user in edges.users if user.target is operator.getitem]
         ends = [end for end in ends if end.args[1] in (0, 1)]
-        is_list = isinstance(value, Tensor) and value.dtype == torch.long and value.dim() == 2
-        if ends and is_list and value.size(0) == 2:
+        if ends and is_edge_list(values.get(edges)):
             with graph.inserting_after(edges):
                 turned = graph.call_method("flip", (edges, 0))
             for end in ends:

@@ -22,12 +22,11 @@ from torch_geometric.nn.models import rev_gnn
 from torch_geometric.typing import SparseTensor
 
 from gas.convert.edge_layers import InexactLayerError
-from gas.convert.fixed_numbers import DRAWS, random_states
 from gas.convert.kept import check_caches
 from gas.convert.known import FACTORIES, KnownProxy, record_call
 from gas.convert.matrices import TracedMatrix, trace_matrices
 from gas.convert.modes import RANDOM, ModeMerger, number_values, record_functions
-from gas.convert.places import CONSTANT, keep_attributes
+from gas.convert.state import CONSTANT, DRAWS, keep_attributes, random_states
 
 MOST_IN_PAIRS = 8  # Random choices of which each two are traced together.
 ATTEMPTS = 3  # Traces, of which one must draw no random numbers, as other threads may.

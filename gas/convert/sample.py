@@ -172,9 +172,7 @@ def _grow_neighbourhood(
     return chosen.nonzero().view(-1)
 
 
-def _run_with_inputs(
-    net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any]
-) -> tuple[Any, Inputs]:
+def _run_with_inputs(net: Module, inputs: Inputs, data: Data) -> tuple[Any, Inputs]:
     """Run the module, without edge features if only the signature of PyG's model has them.
 
     Raises:
@@ -184,7 +182,7 @@ def _run_with_inputs(
         return inputs.run(net, data)
     except ValueError as error:
         for name in inputs.names:
-            if wanted.get(name, inspect.Parameter.empty) is inspect.Parameter.empty:
+            if inputs.defaults.get(name, inspect.Parameter.empty) is inspect.Parameter.empty:
                 continue
             fewer = replace(inputs, names=[other for other in inputs.names if other != name])
             try:
@@ -206,9 +204,7 @@ def _ignores_edge_attr(net: Module, method: str) -> bool:
     return is_pyg and all(getattr(layer, "edge_dim", None) is None for layer in net.modules())
 
 
-def find_sample_graphs(
-    net: Module, inputs: Inputs, data: Data, wanted: dict[str, Any]
-) -> tuple[list[Data], Any, Inputs]:
+def find_sample_graphs(net: Module, inputs: Inputs, data: Data) -> tuple[list[Data], Any, Inputs]:
     """Return small graphs on which a module's outputs are finite, and the first output."""
     device = next((p.device for p in net.parameters()), torch.device("cpu"))
     failure: ValueError | None = None
@@ -224,7 +220,7 @@ def find_sample_graphs(
                 make_sample(data, attributes, *n, features, self_loops).to(device) for n in SAMPLES
             ]
             try:
-                out, used = _run_with_inputs(net, variant, graphs[0], wanted)
+                out, used = _run_with_inputs(net, variant, graphs[0])
             except ValueError as error:
                 failure = failure or error
                 continue

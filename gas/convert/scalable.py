@@ -15,20 +15,19 @@ from torch_geometric.nn import MessagePassing
 
 from gas.convert.arguments import node_table_error, wrap_global, wrap_layer
 from gas.convert.conversion import Choices, convert_module
-from gas.convert.edge_layers import DirectionError, InexactLayerError
-from gas.convert.edge_lists import wrap_lists
-from gas.convert.fixed_numbers import keep_generators
-from gas.convert.hops import UNROLLED, find_dubious
+from gas.convert.edge_layers import UNROLLED, DirectionError, InexactLayerError, find_dubious
 from gas.convert.inputs import (
     Inputs,
     find_inputs,
     make_graph,
 )
 from gas.convert.kept import find_filled
+from gas.convert.lists_and_tables import wrap_lists
 from gas.convert.matrices import MatrixError
 from gas.convert.model import Converted
 from gas.convert.normalise import DifferentEdgesError
 from gas.convert.sample import find_sample_graphs
+from gas.convert.state import keep_generators
 from gas.graph import check_nodes
 from gas.nn import NeverExactError, check_exact, explain_failures
 from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
@@ -98,32 +97,15 @@ def to_scalable(
     data = make_graph(net, data, num_nodes)
     check_exact("", net)
     net, data = wrap_lists(net, data)
-    if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
-        net = wrap_layer(net)
-    net = wrap_global(net)
-    dtypes: set[Any] = {weight.dtype for weight in net.parameters()}
-    if (dtypes or {getattr(data.x, "dtype", None)}) == {torch.float64}:
-        kwargs.setdefault("dtype", torch.float64)
-    if "num_nodes" in data:
-        check_nodes(data, data.num_nodes)
-    with explain_failures(net):
-        inputs, wanted = find_inputs(net, data)
-    with _LOCK, keep_generators(net):
+    with _LOCK:
         try:
-            return _convert_opening(net, data, inputs, wanted, kwargs)
-        except ValueError as error:
+            return _convert(net, data, kwargs)
+        except ValueError:
             with contextlib.suppress(ValueError):
-                made, joined = wrap_lists(net, data, in_graph=True)
-                if made is not net:
-                    return to_scalable(made, joined, **kwargs)
-            inputs, data = inputs.with_tables(net, data)
-            if not inputs.tables:
-                raise
-            try:
-                return _convert_opening(inputs.tables.by_ids(net), data, inputs, wanted, kwargs)
-            except ValueError as other:
-                found = inputs.tables.error(net, other if other.__cause__ is None else error)
-                raise found from error.__cause__
+                joined, listed = wrap_lists(net, data, in_graph=True)
+                if joined is not net:
+                    return _convert(joined, listed, kwargs)
+            raise
 
 
 def _check_module(net: Any) -> None:
@@ -150,12 +132,36 @@ def _check_module(net: Any) -> None:
         )
 
 
-def _convert_opening(
-    net: Module, data: Data, inputs: Inputs, wanted: dict[str, Any], options: dict[str, Any]
-) -> Converted:
+def _convert(net: Module, data: Data, options: dict[str, Any]) -> Converted:
+    """Convert a module; if that fails, with its tables of nodes read by their rows."""
+    if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
+        net = wrap_layer(net)
+    net = wrap_global(net)
+    dtypes: set[Any] = {weight.dtype for weight in net.parameters()}
+    if (dtypes or {getattr(data.x, "dtype", None)}) == {torch.float64}:
+        options = {"dtype": torch.float64, **options}
+    if "num_nodes" in data:
+        check_nodes(data, data.num_nodes)
+    with explain_failures(net):
+        inputs = find_inputs(net, data)
+    with keep_generators(net):
+        try:
+            return _convert_opening(net, data, inputs, options)
+        except ValueError as error:
+            inputs, data = inputs.with_tables(net, data)
+            if not inputs.tables:
+                raise
+            try:
+                return _convert_opening(inputs.tables.by_ids(net), data, inputs, options)
+            except ValueError as other:
+                found = inputs.tables.error(net, other if other.__cause__ is None else error)
+                raise found from error.__cause__
+
+
+def _convert_opening(net: Module, data: Data, inputs: Inputs, options: dict[str, Any]) -> Converted:
     """Convert a module; follow layers of its own that aren't exact as a whole."""
     if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
-        find_sample_graphs(net, inputs, data, wanted)  # It runs the module.
+        find_sample_graphs(net, inputs, data)  # It runs the module.
     torch.default_generator.manual_seed(0)
 
     def run(filled: Module) -> None:
@@ -169,7 +175,7 @@ def _convert_opening(
     different: DifferentEdgesError | None = None
     while True:
         try:
-            return convert_module(net, data, inputs, wanted, options, choices)
+            return convert_module(net, data, inputs, options, choices)
         except InexactLayerError as error:
             first = first or error
             kind = type(error.layer)

@@ -17,9 +17,17 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.changes import check_change
-from gas.convert.edge_layers import EdgeLayer, InexactLayerError
+from gas.convert.edge_layers import (
+    UNROLLED,
+    EdgeLayer,
+    InexactLayerError,
+    Opened,
+    is_of_user,
+    turn_layers,
+    unroll_layers,
+)
 from gas.convert.failures import explain_trace, find_line
-from gas.convert.hops import UNROLLED, Opened, is_of_user, turn_layers, unroll_layers
+from gas.convert.inputs import Inputs
 from gas.convert.known import KnownProxy, KnownValues
 from gas.convert.matrices import MatrixError, TracedMatrix, matrix_error, spread_matrix
 from gas.convert.modes import (
@@ -33,17 +41,13 @@ from gas.convert.modes import (
     TRAINING,
     ModeMerger,
 )
-from gas.convert.places import CONSTANT
 from gas.convert.runs import Runs, answer_questions, merge_random_branches
 from gas.convert.segments import AttentionWeights
+from gas.convert.state import CONSTANT
 from gas.nn import NeverExactError, check_exact
 from gas.scalable import preserve_modes
 
 Added = dict[str, Callable[[Module], Module]]  # Layers to add to a module, by their names.
-Call = Callable[[Module, dict[str, Any], Callable[..., Any]], Any]
-GIVEN = (
-    "is_given_edge"  # Whether an edge is one of the graph's own, not a self-loop that was added.
-)
 ATTENTION = "return_attention_weights"
 
 
@@ -53,17 +57,15 @@ class _Tracer(Tracer):
     proxy_buffer_attributes = True  # Their values may change.
 
     def __init__(
-        self, method: str, inputs: Sequence[str], call: Call, fixed: dict[str, Any],
-        known: KnownValues, opened: Opened, backward: Sequence[Module],
-    ) -> None:  # fmt: skip
+        self, inputs: Inputs, known: KnownValues, opened: Opened, backward: Sequence[Module]
+    ) -> None:
         super().__init__()
         self._backward = backward
         self.known, self.hides_types = known, isinstance(known.root, UNROLLED)
         self._autocast = torch.is_autocast_enabled("cpu")
         self._without_gradient: set[Node] = set()
-        self.traced_func_name = method
-        self._opened = opened
-        self._inputs, self._call, self._fixed = inputs, call, fixed
+        self.traced_func_name = inputs.method
+        self._inputs, self._opened = inputs, opened
         self.failed = ""  # The submodule that can't be traced, if any.
 
     def call_module(self, m: Module, forward: Any, args: Any, kwargs: Any) -> Any:
@@ -233,11 +235,12 @@ class _Tracer(Tracer):
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
         """Make inputs of the parameters that the graph provides; others keep their defaults."""
-        proxies = [self.create_proxy("placeholder", name, (), {}) for name in self._inputs]
+        names, fixed = self._inputs.arrange()
+        proxies = [self.create_proxy("placeholder", name, (), {}) for name in names]
 
         def call(root: Module, *values: Any) -> Any:
-            given = dict(zip(self._inputs, values, strict=True))
-            out = self._call(root, given, functools.partial(root_fn, root, **self._fixed))
+            given = dict(zip(names, values, strict=True))
+            out = self._inputs.call(root, given, functools.partial(root_fn, root, **fixed))
             if isinstance(out, Data):
                 raise ValueError("it returns the graph: return its rows, such as data.x")
             return out
@@ -267,32 +270,17 @@ def _has_proxy(value: Any) -> bool:
 
 
 def trace(
-    net: Module,
-    method: str,
-    inputs: Sequence[str],
-    call: Call,
-    fixed: dict[str, Any],
-    samples: Sequence[dict[str, Any]],
-    counts: Sequence[int],
-    edges: str,
-    finish: Callable[[Module, Graph], None],
-    opened: Opened = (),
-    caches: Sequence[str] = (),
-    computed: set[str] | None = None,
-) -> Graph:
+    net: Module, inputs: Inputs, small: Sequence[Data], finish: Callable[[Module, Graph], None],
+    opened: Opened, caches: Sequence[str], computed: set[str],
+) -> Graph:  # fmt: skip
     """Trace a module's method; ``training`` arguments become an input of that name.
 
     Layers of :data:`UNROLLED` get a child ``hop``, and their calls are traced.
 
     Args:
         net: The module, whose layers the graph calls by their names.
-        method: Such as ``"forward"``.
-        inputs: The names of the values that are inputs.
-        call: Calls a method of the module with these values.
-        fixed: The values of its other parameters.
-        samples: The inputs on several small graphs.
-        counts: The numbers of their nodes.
-        edges: The input that is the adjacency.
+        inputs: Its arguments.
+        small: Several small graphs, which provide them.
         finish: Changes the graph of each mode before they are merged.
         opened: Types of layers that are followed up to ``propagate``.
         caches: The attributes that it computes in its first call alone.
@@ -301,16 +289,18 @@ def trace(
     Raises:
         ValueError: If it can't be traced, or differs in training from evaluation.
     """
-    name = f"{type(net).__name__}.{method}"
+    name = f"{type(net).__name__}.{inputs.method}"
+    samples = [inputs.values(each) for each in small]
+    counts = [int(each.num_nodes or 0) for each in small]
     graphs: list[Graph] = []
 
     backward = turn_layers(net, opened)
 
     def make_tracer() -> _Tracer:
-        known = KnownValues(net, samples, counts, edges)
-        return _Tracer(method, inputs, call, fixed, known, opened, backward)
+        known = KnownValues(net, samples, counts, inputs.edges)
+        return _Tracer(inputs, known, opened, backward)
 
-    runs = Runs(net, make_tracer, finish, caches, set() if computed is None else computed)
+    runs = Runs(net, make_tracer, finish, caches, computed)
     merge = functools.partial(ModeMerger, name, is_dropout=functools.partial(is_dropout, net))
     try:
         with preserve_modes(net), unroll_layers(net, opened), answer_questions(runs.branches):
@@ -325,7 +315,8 @@ def trace(
     except Exception as error:
         called = {getattr(node.target, "__name__", "") for node in runs.tracer.graph.nodes}
         cure = f"; if this is for random edges or rows, {BY_ROW}" if called & IN_ORDER else ""
-        is_list = isinstance(samples[0][edges], Tensor) and samples[0][edges].dtype == torch.long
+        edges = samples[0][inputs.edges]
+        is_list = isinstance(edges, Tensor) and edges.dtype == torch.long
         raise (ValueError if is_list else MatrixError)(
             f"{name} can't be followed{runs.tracer.failed}: {explain_trace(error)}{cure}"
         ) from error
