@@ -74,9 +74,16 @@ def test_moved_names_warn_of_the_new_one(old):
 
 @pytest.mark.parametrize(
     "old",
-    """gas.augment.published.PublishedSettings gas.augment.resumable.Resumable
-    gas.history.drift.Correction gas.nn.attention_v2.GATv2Conv gas.nn.gcn.GCN2Conv
-    gas.nn.gcn.GCNConv gas.nn.gcn.ProjectedConv gas.scalable.hetero.semantic.HANConv""".split(),
+    [
+        "gas.augment.published.PublishedSettings",
+        "gas.augment.resumable.Resumable",
+        "gas.history.drift.Correction",
+        "gas.nn.attention_v2.GATv2Conv",
+        "gas.nn.gcn.GCN2Conv",
+        "gas.nn.gcn.GCNConv",
+        "gas.nn.gcn.ProjectedConv",
+        "gas.scalable.hetero.semantic.HANConv",
+    ],
 )
 def test_pickles_of_version_0_2_find_classes_of_files_that_were_joined(old):
     module, _, name = old.rpartition(".")
