@@ -135,8 +135,6 @@ _MODULES = {
     "gas.training.settings": "gas.cli.settings",
     # Files whose classes pickled models and settings name.
     "gas.augment.published": "gas.augment.loss",
-    "gas.augment.resumable": "gas.augment.base",
-    "gas.history.drift": "gas.history.staleness",
     "gas.nn.attention_v2": "gas.nn.attention",
     "gas.nn.gcn": "gas.nn.sum_convs",
     "gas.scalable.hetero.semantic": "gas.scalable.hetero.layers",

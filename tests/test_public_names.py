@@ -76,8 +76,6 @@ def test_moved_names_warn_of_the_new_one(old):
     "old",
     [
         "gas.augment.published.PublishedSettings",
-        "gas.augment.resumable.Resumable",
-        "gas.history.drift.Correction",
         "gas.nn.attention_v2.GATv2Conv",
         "gas.nn.gcn.GCN2Conv",
         "gas.nn.gcn.GCNConv",
