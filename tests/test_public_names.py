@@ -1,6 +1,7 @@
 """Public names: every one can be imported from where it always was, old names still run."""
 
 import importlib
+import pickle
 import subprocess
 import sys
 
@@ -69,6 +70,24 @@ def test_moved_names_warn_of_the_new_one(old):
     place, _, attribute = _moved._NAMES[old].rpartition(".")
     assert found is getattr(importlib.import_module(place), attribute)
     assert [each.filename for each in caught] == [__file__]
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        "gas.augment.published.PublishedSettings",
+        "gas.nn.attention_v2.GATv2Conv",
+        "gas.nn.gcn.GCN2Conv",
+        "gas.nn.gcn.GCNConv",
+        "gas.nn.gcn.ProjectedConv",
+        "gas.scalable.hetero.semantic.HANConv",
+    ],
+)
+def test_pickles_of_version_0_2_find_classes_of_files_that_were_joined(old):
+    module, _, name = old.rpartition(".")
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {_moved._MODULES[module]}.{name};"):
+        found = pickle.loads(f"c{module}\n{name}\n.".encode())
+    assert found is getattr(importlib.import_module(_moved._MODULES[module]), name)
 
 
 @pytest.mark.slow

@@ -66,6 +66,9 @@ def mh_aug_loss(
     Cross entropy is the mean over labelled nodes, the others over all rows; pass those of in-batch
     nodes alone. Gradients reach all three outputs, but for those of a teacher.
 
+    Source: Park et al., *Metropolis-Hastings Data Augmentation for Graph Neural Networks*, NeurIPS
+    2021.
+
     Args:
         logits: Outputs for the original graph, of shape ``[nodes, classes]``.
         first: Outputs for the previous state of the chain, of the same shape.

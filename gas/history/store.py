@@ -61,8 +61,6 @@ class Store(abc.ABC):
     """
 
     tier = "custom"
-    direct = False
-    """Whether rows are one table that may be moved without ``read`` and ``write``."""
     table: Tensor
     """All rows, of a :class:`TableStore` alone."""
     packed: PackedRows | None = None
@@ -77,6 +75,11 @@ class Store(abc.ABC):
     def nbytes(self) -> int:
         """The bytes of all rows."""
         return self.num_rows * self.columns * self.dtype.itemsize
+
+    @property
+    def direct(self) -> bool:
+        """Return whether rows are one table that may be moved without ``read`` and ``write``."""
+        return False
 
     @abc.abstractmethod
     def read(self, index: Tensor, out: Tensor) -> None:
@@ -110,16 +113,17 @@ class TableStore(Store):
     Unless a subclass overrides ``read`` or ``write``, rows are moved natively.
     """
 
-    direct = True
-
     def __init__(self, table: Tensor) -> None:
         if not table.is_contiguous():
             raise ValueError("'table' is not contiguous: rows are moved as pieces of memory")
         super().__init__(table.size(0), table.size(1), table.dtype)
         self.table = table
 
-    def __init_subclass__(cls) -> None:
-        cls.direct = cls.read is TableStore.read and cls.write is TableStore.write
+    @property
+    def direct(self) -> bool:
+        """See :class:`Store`."""
+        kind = type(self)
+        return kind.read is TableStore.read and kind.write is TableStore.write
 
     def read(self, index: Tensor, out: Tensor) -> None:
         """See :class:`Store`."""

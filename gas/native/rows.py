@@ -116,5 +116,6 @@ def first_sparse_rows(x: Tensor, num_rows: int, pointers: Tensor | None = None) 
             (default: those of ``x``)
     """
     rowptr, col, value = csr_parts(x)
+    num_rows = min(num_rows, x.size(0))  # As of a dense matrix.
     size = int((rowptr if pointers is None else pointers)[num_rows])
     return sparse_csr(rowptr[: num_rows + 1], col[:size], value[:size], x.size(1))

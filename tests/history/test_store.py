@@ -391,6 +391,28 @@ def test_a_store_of_a_user_may_refine_a_tier():
     assert not history.store.direct
 
 
+def test_a_store_may_be_refined_after_its_class_was_made():
+    class Counting(MemoryStore):
+        pass
+
+    class Known:
+        def __init_subclass__(cls, **options):
+            super().__init_subclass__()
+            cls.options = options
+
+    class Named(MemoryStore, Known, name="mine"):
+        direct = False
+
+    reads = []
+    Counting.read = lambda self, index, out: (reads.append(1), MemoryStore.read(self, index, out))
+    history = gas.History(5, 2, store=Counting)
+    history.push(torch.ones(5, 2))
+    assert torch.equal(history.pull(), torch.ones(5, 2))
+    assert reads == [1]
+    assert Named.options == {"name": "mine"}
+    assert not Named(5, 2, torch.float32).direct
+
+
 def test_pulled_memory_is_used_again():
     history = gas.History(5000, 64)
     history.push(torch.randn(5000, 64))

@@ -474,3 +474,9 @@ def test_compiled():
         results = [compiled(x, adj), conv(rows, adj)]
         assert torch.allclose(*results)
         assert torch.allclose(*(gradient(out, own)[0] for out in results))
+
+
+def test_first_rows_of_sparse_features_end_as_those_of_a_dense_matrix_do():
+    dense = torch.eye(5)
+    for size in (0, 3, 5, 7):
+        assert torch.equal(first_rows(dense.to_sparse_csr(), size).to_dense(), dense[:size])
