@@ -3,13 +3,13 @@
 import builtins
 import contextlib
 import errno
-import multiprocessing
 import os
 import random
 import time
 
 import pytest
 import torch
+from conftest import FORKS
 
 import gas
 from gas.checkpoint import checkpoints
@@ -290,17 +290,15 @@ def train(folder, every, losses):
 @pytest.mark.slow  # Kills a process at many moments.
 @pytest.mark.parametrize("every", [1, "0.02s"])
 def test_killed_at_any_moment(tmp_path, every):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gas.training"])
-    losses = context.Queue()
-    whole = context.Process(target=train, args=(None, every, losses))
+    losses = FORKS.Queue()
+    whole = FORKS.Process(target=train, args=(None, every, losses))
     whole.start()
     expected = losses.get(timeout=120)
     whole.join()
     draw = random.Random(str(every))
     kills = 0
     for _ in range(5):
-        process = context.Process(target=train, args=(tmp_path, every, losses))
+        process = FORKS.Process(target=train, args=(tmp_path, every, losses))
         process.start()
         enough = of_disk.next_number(tmp_path) + draw.randint(1, 4)
         while process.is_alive() and of_disk.next_number(tmp_path) < enough and kills < 4:

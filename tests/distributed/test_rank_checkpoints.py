@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import multiprocessing
 import os
 import random
 import shutil
@@ -15,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from conftest import FORKS
 from processes import run_on
 from torch.utils.data.distributed import DistributedSampler
 from torch_geometric.data import Data
@@ -493,18 +493,16 @@ def save_on(rank, store, folder, steps, call=None):
 
 @pytest.mark.skipif(os.name == "nt", reason="needs the calls of POSIX")
 def test_a_rank_is_killed_at_any_moment(tmp_path):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gas", "torch.distributed", "torch_geometric.nn"])
     draw = random.Random(0)
     folder, numbers = Path(tmp_path / "run"), [0]
     alone, _, loader = training(1)
     for attempt in range(20):
-        steps = context.Queue()
+        steps = FORKS.Queue()
         args = (str(tmp_path / f"store{attempt}"), folder, steps)
         victim, by_call = attempt % 2, attempt > 5
         calls = {victim: draw.randrange(80)} if by_call else {}
         processes = [
-            context.Process(target=save_on, args=(rank, *args, calls.get(rank)))
+            FORKS.Process(target=save_on, args=(rank, *args, calls.get(rank)))
             for rank in range(2)
         ]
         with contextlib.ExitStack() as stack:
