@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
@@ -133,9 +134,18 @@ def save(
 
     if not background:
         return write()
-    executor = ThreadPoolExecutor(1, "gas-checkpoint")
-    _under_way[folder] = future = executor.submit(write)
-    executor.shutdown(wait=False)  # Its thread ends when the checkpoint is written.
+    future: Future[Path] = Future()
+    future.set_running_or_notify_cancel()  # Nothing cancels it from here on.
+
+    def settle() -> None:
+        try:
+            future.set_result(write())
+        except BaseException as error:  # future.result() raises it.
+            future.set_exception(error)
+
+    # No executor: it takes no work once the main thread has ended, as other threads train on.
+    threading.Thread(target=settle, name="gas-checkpoint").start()
+    _under_way[folder] = future
     return future
 
 

@@ -15,7 +15,14 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import degree
 
 from gas import EvalSubgraphLoader, PartitionReport, SubgraphLoader, cluster, open_graph
-from gas.graph import entry_rows, has_entry, is_graph_folder, keys_by_row, select_rows
+from gas.graph import (
+    check_nodes,
+    entry_rows,
+    has_entry,
+    is_graph_folder,
+    keys_by_row,
+    select_rows,
+)
 from gas.history import is_encoded
 from gas.native import free_memory, human, is_sparse, warn
 from gas.training import FullBatch, check_known_targets, is_real, known_target_mask
@@ -64,6 +71,7 @@ def check_labels(data: Data) -> None:
     y, mask = data.get("y"), data.get("train_mask")
     if y is None:
         raise ValueError("'data' has no 'y': expected classes [N], labels [N, C] or real numbers")
+    check_nodes(data, int(data.num_nodes or 0))
     known = known_target_mask(y)
     if y.dim() == 2 and not is_real(y):
         wrong = y[known & (y != 0) & (y != 1)]

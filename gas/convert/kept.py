@@ -287,10 +287,10 @@ def _is_other(net: Module, node: Node) -> bool:
     if is_about_shape(node):
         return False
     name = str(getattr(node.target, "__name__", node.target))
+    is_known = node.op != "get_attr" or name.startswith(("_product_", CONSTANT))
     if node.op == "call_module":
         layer = net.get_submodule(str(node.target))
-        is_known = not any(True for _ in layer.parameters())
-        name = " ".join([name, *(type(each).__name__.lower() for each in layer.modules())])
-    else:
-        is_known = node.op != "get_attr" or name.startswith(("_product_", CONSTANT))
+        kinds = [type(each).__name__.lower() for each in layer.modules()]
+        has_parameters = any(True for _ in layer.parameters())
+        is_known = not has_parameters and not any("drop" in kind for kind in kinds)
     return not is_known or "rand" in name or "drop" in name

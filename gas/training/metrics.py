@@ -32,7 +32,7 @@ def known_target_mask(y: Tensor) -> Tensor:
 def check_known_targets(y: Tensor, train_mask: Tensor) -> None:
     """Refuse nodes to train on, in a split at least, of which a target is unknown."""
     known = known_target_mask(y).view(y.size(0), -1).all(dim=1)
-    unknown = int((train_mask.bool().view(y.size(0), -1).any(dim=1) & ~known).sum())
+    unknown = int((train_mask.bool().view(train_mask.size(0), -1).any(dim=1) & ~known).sum())
     if unknown:
         raise ValueError(
             f"'train_mask' holds {unknown} nodes with a target that is unknown (NaN or negative), "

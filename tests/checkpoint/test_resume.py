@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoint.trainings import CASES, EPOCHS, losses, small_graph, training
+from conftest import run_forked
 from torch_geometric.nn import GraphSAGE
 
 import gas
@@ -213,6 +214,28 @@ def test_background_copies_what_it_writes(data, tmp_path):
     assert torch.equal(again.histories[0].emb, torch.ones(300, 16))
     assert bool(next(again.parameters()).any())
     assert torch.equal(state["rows"], torch.zeros(3))
+
+
+IN_A_THREAD = """
+import sys, threading, time
+import torch
+import gas
+
+def train():
+    threading.main_thread().join()
+    time.sleep(0.2)  # The interpreter has called what executors of threads have it call at exit.
+    future = gas.save(sys.argv[1], torch.nn.Linear(2, 2), background=True)
+    print(future.cancel(), future.result().name, flush=True)
+
+threading.Thread(target=train).start()
+"""
+
+
+def test_background_in_a_thread_that_outlives_the_main_thread(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(IN_A_THREAD)
+    done = run_forked(script, tmp_path / "checkpoints", cwd=tmp_path)
+    assert (done.code, done.out) == (0, "False checkpoint_000001\n"), done.err
 
 
 def test_what_is_kept(data, tmp_path):

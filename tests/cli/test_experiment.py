@@ -72,6 +72,15 @@ def test_r2_does_not_train_on_unknown_classes():
         make(data=data, changes={"metric": "r2"})
 
 
+@pytest.mark.parametrize("times", [0.5, 2])
+def test_masks_of_another_graph(times):
+    data = graph()
+    data.y[0], rows = -1, int(times * data.num_nodes)
+    data.train_mask = torch.ones(rows, dtype=torch.bool)
+    with pytest.raises(ValueError, match=f"'train_mask' has {rows} rows, but the graph has"):
+        make(data=data)
+
+
 @pytest.mark.parametrize("refresh", ["none", "full", "layerwise"])
 @pytest.mark.parametrize("evaluation", ["full", "layerwise"])
 def test_refreshing(evaluation, refresh):

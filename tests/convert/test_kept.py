@@ -122,6 +122,26 @@ def test_layers_that_compute_weights_once():
     check_gradients(TwoOnce(), random_graph(), of_x)
 
 
+class GrandSum(pyg.MessagePassing):
+    """A layer whose name has "rand" in it, and which draws nothing."""
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=x)
+
+
+def test_layers_are_not_random_by_their_names():
+    def forward(net, x, edge_index):
+        if net.degree is None:
+            net.degree = net.sum(torch.ones_like(x[:, :1]), edge_index)
+        return net.b(net.a(x, edge_index) / (1 + net.degree), edge_index)
+
+    net, data = net_of(forward, sum=GrandSum(), degree=None), random_graph()
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    expected = net.eval()(data.x, data.edge_index)
+    torch.testing.assert_close(model.eval().predict(graph, log=False), expected)
+
+
 def test_what_was_computed_of_another_graph_is_refused():
     net, other = net_of(ask_for_an_attribute), random_graph()
     net(other.x, other.edge_index.flip(0))

@@ -278,3 +278,19 @@ def test_sparse_gradients_stay_sparse():
     model(next(iter(gas.SubgraphLoader(graph, log=False)))).sum().backward()
     assert net.embedding.weight.grad.is_sparse
     torch.optim.SparseAdam([net.embedding.weight]).step()
+
+
+class OfGraph(Net):
+    """Takes a graph, and reads one of its lists of edges."""
+
+    def forward(self, data):
+        return super().forward(data.edge_index)
+
+
+def test_lists_that_are_not_read_are_not_joined():
+    data, net = random_graph(200), OfGraph(200)
+    data.other_edge_index = data.edge_index[:, :50].flip(0)
+    model = gas.to_scalable(net, data)
+    assert str(model.transform) == "NodeIds()"
+    graph = gas.cluster(data, 4, model=model, log=False)
+    torch.testing.assert_close(model.eval().predict(graph, log=False), net.eval()(data))
