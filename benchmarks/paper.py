@@ -158,7 +158,7 @@ def work(args: argparse.Namespace, cells: list[Path]) -> dict[Path, str]:
         return missing
     threads = args.threads or max(1, (os.cpu_count() or 1) // args.jobs)
     with (
-        ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn"), deaf) as pool,
+        ProcessPoolExecutor(args.jobs, multiprocessing.get_context("forkserver"), deaf) as pool,
         tqdm(total=len(tasks), unit="run", disable=None) as progress,
     ):
         try:

@@ -61,7 +61,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
 # Processes that fork from one which has imported what takes seconds, and nothing else.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["conftest", "gas.cli", "torch_geometric.nn", "matplotlib.pyplot", "tyro"])
+FORKS.set_forkserver_preload(["conftest", "gas.cli", "matplotlib.pyplot", "tyro"])
 
 
 def _poison_new_memory() -> bool:

@@ -1,5 +1,6 @@
 """``benchmarks/paper.py``: it resumes, and its table is made of the runs that it kept."""
 
+import importlib
 import json
 import signal
 import subprocess
@@ -23,8 +24,11 @@ published: {{mean: 50.0, std: 1.5}}
 
 
 @pytest.fixture
-def bench(tmp_path):
-    """A copy of the script with two cells of its own."""
+def bench(tmp_path, monkeypatch):
+    """A copy of the script with two cells of its own, which is imported from there."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("paper", "common"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     for name in ("paper.py", "common.py"):
         (tmp_path / name).write_text((ROOT / "benchmarks" / name).read_text())
     folder = tmp_path / "paper_small"
@@ -32,14 +36,27 @@ def bench(tmp_path):
     (folder / "planted_gcn.yaml").write_text(SETTINGS.format(model="gcn", epochs=2))
     missing = SETTINGS.format(model="sage", epochs=2).replace("planted:300", "CiteSeer")
     (folder / "citeseer_sage.yaml").write_text(missing)
-    return tmp_path
+    yield tmp_path
+    for name in ("paper", "common"):
+        sys.modules.pop(name, None)
 
 
-def run(bench, *args, code=0):
-    command = [sys.executable, "-W", "ignore", str(bench / "paper.py"), "--root", "nowhere", *args]
-    done = subprocess.run(command, cwd=bench, capture_output=True, text=True, check=False)
-    assert done.returncode == code, done.stderr
-    return done
+@pytest.fixture
+def run(bench, monkeypatch, capsys):
+    """Call its main function; return what it printed."""
+
+    def call(*args, code=0):
+        monkeypatch.setattr(sys, "argv", ["paper.py", "--root", "nowhere", *args])
+        reason = None
+        try:
+            importlib.import_module("paper").main()
+        except SystemExit as error:
+            reason = error.code
+        out, err = capsys.readouterr()
+        assert (1 if isinstance(reason, str) else reason or 0) == code, err
+        return out + err + (reason if isinstance(reason, str) else "")
+
+    return call
 
 
 def kept(bench, way="histories"):
@@ -47,14 +64,14 @@ def kept(bench, way="histories"):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_running_resuming_and_the_table(bench):
-    run(bench, "--runs", "1", "--model", "gcn")
+def test_running_resuming_and_the_table(bench, run):
+    run("--runs", "1", "--model", "gcn")
     first = kept(bench)
     assert [line["run"] for line in first] == [0]
     file = bench / "results" / "paper_small" / "planted_gcn_histories.jsonl"
     with file.open("a") as stream:
         stream.write('{"run": 1, "te')  # As if the power had failed.
-    run(bench, "--jobs", "2")
+    run("--jobs", "2")
     lines = file.read_text().splitlines()
     runs = [json.loads(lines[0]), json.loads(lines[2])]
     assert runs[0] == first[0]
@@ -72,33 +89,33 @@ def test_running_resuming_and_the_table(bench):
     assert "| CiteSeer | sage | no data | no data | 50.00 ± 1.50 |" in made
 
     before = file.read_text()
-    run(bench, "--table-only")
+    run("--table-only")
     assert file.read_text() == before  # Nothing was left to run.
     assert "50.00 ± 1.50" in (bench / "results" / "paper_small.md").read_text()
 
 
-def test_runs_of_other_settings_are_not_mixed(bench):
-    run(bench, "--runs", "1", "--model", "gcn", "--ways", "histories")
+def test_runs_of_other_settings_are_not_mixed(bench, run):
+    run("--runs", "1", "--model", "gcn", "--ways", "histories")
     cell = bench / "paper_small" / "planted_gcn.yaml"
     cell.write_text(SETTINGS.format(model="gcn", epochs=3))
-    done = run(bench, "--model", "gcn", code=1)
-    assert "holds runs with other settings than" in done.stderr
-    assert "Traceback" not in done.stderr
+    said = run("--model", "gcn", code=1)
+    assert "holds runs with other settings than" in said
+    assert "Traceback" not in said
     assert len(kept(bench)) == 1
 
 
-def test_a_cell_that_fails_keeps_no_other_from_running(bench):
+def test_a_cell_that_fails_keeps_no_other_from_running(bench, run):
     broken = SETTINGS.format(model="gat", epochs=2)  # It needs heads.
     (bench / "paper_small" / "planted_gat.yaml").write_text(broken)
-    done = run(bench, "--model", "gcn", "gat", "--runs", "1", "--ways", "histories")
-    assert "planted_gat, histories, run 0: " in done.stderr
+    said = run("--model", "gcn", "gat", "--runs", "1", "--ways", "histories")
+    assert "planted_gat, histories, run 0: " in said
     assert len(kept(bench)) == 1
     assert "| failed |" in (bench / "results" / "paper_small.md").read_text()
 
 
-def test_unknown_cells(bench):
-    done = run(bench, "--dataset", "Karate", code=2)
-    assert "no settings in paper_small/ fit" in done.stderr
+def test_unknown_cells(bench, run):
+    said = run("--dataset", "Karate", code=2)
+    assert "no settings in paper_small/ fit" in said
 
 
 def test_ctrl_c_keeps_what_has_ended(bench):

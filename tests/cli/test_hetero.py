@@ -3,13 +3,11 @@
 import inspect
 import json
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, run_forked
 from prediction_tables import compare, read_parquet
 
 import gas
@@ -50,10 +48,9 @@ def test_the_module_is_exact_on_mini_batches(tmp_path):
 @pytest.mark.slow
 def test_the_command_line(tmp_path):
     write_tables(tmp_path / "g")
-    command = [sys.executable, str(ROOT / "examples/train_gas.py"), "--hetero", "--undirected"]
-    command += ["--dataset", str(tmp_path / "g"), "--epochs", "12", "--out", str(tmp_path / "o")]
-    run = subprocess.run([*command, "--num-parts", "4"], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    options = ["--hetero", "--undirected", "--dataset", "g", "--out", "o", "--num-parts", "4"]
+    done = run_forked(SCRIPT, *options, "--epochs", "12", cwd=tmp_path)
+    assert done.code == 0, done.err
     said = json.loads((tmp_path / "o/metrics.json").read_text())
     assert said["node_type"] == "shop"
     assert said["test_acc"]["mean"] > 0.8
@@ -74,11 +71,10 @@ def test_a_file_of_options_may_leave_the_model_out(tmp_path):
 @pytest.mark.slow
 def test_a_run_that_diverges_writes_nothing(tmp_path):
     write_tables(tmp_path / "g")
-    command = [sys.executable, str(ROOT / "examples/train_gas.py"), "--hetero", "--undirected"]
-    command += ["--dataset", str(tmp_path / "g"), "--out", str(tmp_path / "o"), "--lr", "1e30"]
-    run = subprocess.run([*command, "--epochs", "3"], capture_output=True, text=True)
-    assert run.returncode == 1
-    assert "training diverged" in run.stderr
+    options = ["--hetero", "--undirected", "--dataset", "g", "--out", "o", "--lr", "1e30"]
+    done = run_forked(SCRIPT, *options, "--epochs", "3", cwd=tmp_path)
+    assert done.code == 1
+    assert "training diverged" in done.err
     assert not (tmp_path / "o").exists() or not list((tmp_path / "o").iterdir())
 
 

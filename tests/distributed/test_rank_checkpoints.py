@@ -502,8 +502,7 @@ def test_a_rank_is_killed_at_any_moment(tmp_path):
         victim, by_call = attempt % 2, attempt > 5
         calls = {victim: draw.randrange(80)} if by_call else {}
         processes = [
-            FORKS.Process(target=save_on, args=(rank, *args, calls.get(rank)))
-            for rank in range(2)
+            FORKS.Process(target=save_on, args=(rank, *args, calls.get(rank))) for rank in range(2)
         ]
         with contextlib.ExitStack() as stack:
             for process in processes:
