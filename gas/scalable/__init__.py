@@ -26,7 +26,7 @@ from gas.scalable.node_predictor import (
     mark_exact,
     state_fingerprint,
 )
-from gas.scalable.norms import GraphNorms, has_many_nodes, is_tracked
+from gas.scalable.norms import GraphNorms, has_equal_variances, is_tracked
 from gas.scalable.one_batch import OneBatch
 from gas.scalable.pack import is_packed, pack_rows
 from gas.scalable.prefetch import PrefetchLoader
@@ -58,7 +58,7 @@ __all__ = [
     "emb_device",
     "free_buffers",
     "graph_of",
-    "has_many_nodes",
+    "has_equal_variances",
     "idle_bytes",
     "is_exact",
     "is_packed",

@@ -22,7 +22,7 @@ from gas.scalable.call import BatchModel, Call, StopForward, run_call
 from gas.scalable.checks import adjacency, check_graph, collect_kwargs
 from gas.scalable.distributed.ranks import one_shard_error
 from gas.scalable.node_predictor import mark_exact, unwrap_prefetch
-from gas.scalable.norms import GraphNorms, has_many_nodes
+from gas.scalable.norms import GraphNorms, has_equal_variances
 
 Batch = TypeVar("Batch")
 Out = TypeVar("Out")
@@ -273,7 +273,7 @@ def refresh_and_predict(model: BatchModel, loader: Iterable[SubData]) -> Tensor:
     Returns:
         Of shape ``[num_nodes, out_channels]``, in the order of the loader.
     """
-    if not has_many_nodes(model.num_nodes):
+    if not has_equal_variances(model.num_nodes):
         refresh(model, loader)
         return run_inference(model, loader)
     with _fill_histories(model, loader, training=True, as_evaluation=True) as (sweep, gathered):

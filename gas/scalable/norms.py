@@ -309,7 +309,7 @@ class GraphNorms:
         return len(self._known) == len(calls)
 
 
-def has_many_nodes(num_nodes: int) -> bool:
+def has_equal_variances(num_nodes: int) -> bool:
     """Return whether variances over ``N`` and over ``N - 1`` nodes are taken as equal."""
     return num_nodes >= MANY_NODES
 

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from gas.graph import Versions, with_csr_features
 from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, tensors
-from gas.scalable import GraphNorms, ScalableGNN, has_many_nodes, preserve_modes
+from gas.scalable import GraphNorms, ScalableGNN, has_equal_variances, preserve_modes
 
 MOST_NODES, MOST_EDGES = 20_000, 3_000_000
 
@@ -83,7 +83,7 @@ class FullBatch:
             model: The model.
             fill: Fill the histories. (default: ``False``)
         """
-        if not has_many_nodes(self.data.num_nodes):
+        if not has_equal_variances(self.data.num_nodes):
             self.refresh(model, fill=False)
             with preserve_modes(model, False):
                 return self(model, fill)
