@@ -75,7 +75,7 @@ def test_what_goes_wrong_on_a_rank_is_named(fault, said, tmp_path):
 
 
 def test_a_rank_that_starts_late(tmp_path):
-    steps = 3 * 4  # Of 8 parts, 2 in a batch.
+    steps = 3 * 4  # Each of two ranks has half of the eight parts.
     assert run_on(2, train, tmp_path, tmp_path, "late", sharing=False) == [steps, steps]
 
 
