@@ -49,7 +49,7 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/cli/options.py": [f"cli/test_{name}.py" for name in ("options", "commands", "experiment")],
     "gas/cli/parser.py": ["cli/test_commands.py", "cli/test_command_folders.py"],
     "gas/cli/results.py": ["cli/test_commands.py", "cli/test_hetero.py"],
-    "gas/cli/runs.py": ["cli/test_commands.py", "cli/test_html.py"],
+    "gas/cli/runs.py": ["cli/test_commands.py", "cli/test_command_folders.py"],
     "gas/cli/setup.py": [f"cli/test_{name}.py" for name in ("experiment", "hetero", "settings")],
     **{
         f"gas/graph/folder/{name}.py": ["graph/test_folder.py", "attacks/test_graph_folders.py"]
