@@ -20,11 +20,8 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.texts, self.loaded, self.open = (
-            {"h1": [], "h2": [], "th": [], "td": [], "p": []},
-            [],
-            [],
-        )
+        self.texts = {name: [] for name in ("h1", "h2", "th", "td", "p")}
+        self.loaded, self.open = [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -110,6 +107,40 @@ def test_the_color_is_that_of_the_run_and_the_line_that_of_the_split(folders, tm
         ("sage validation", "C0", "-"), ("gcn validation", "C1", "-"),
         ("sage test", "C0", "--"), ("gcn test", "C1", "--"),
     ]  # fmt: skip
+
+
+def test_curves_are_those_of_the_record(tmp_path, drawn):
+    run = Run(
+        loss=[2.0, 1.0, 0.5], train_acc=[0.2, 0.5, 0.6], val_acc=[0.2, float("nan"), 0.3],
+        test_acc=[0.1, 0.4, 0.5], seconds=[0.1, 0.2, 0.4], moved_bytes=[10, 10, 10],
+        age=[0.0, 0.5, 1.0], layer_age=[[0.0], [0.5], [1.0]], drift=[float("nan"), 0.2, 0.1],
+    )  # fmt: skip
+    gas.report(run, out=tmp_path / "page.html")
+    expected = {
+        "Training loss": ([1, 2, 3], run.loss),
+        "Validation accuracy, %, by time of training": ([0.1, 0.7], [20, 30]),
+        "Staleness: how far stored rows move between pushes, %": ([2, 3], [20, 10]),
+        "Staleness: mean age of rows, in pushes": ([1, 2, 3], run.age),
+        "Time of each epoch, without evaluation, s": ([1, 2, 3], run.seconds),
+    }
+    for title, (places, values) in expected.items():
+        (line,) = drawn[title].get_lines()
+        assert list(line.get_xdata()) == pytest.approx(places)
+        assert list(line.get_ydata()) == pytest.approx(values)
+    assert drawn["Time of each epoch, without evaluation, s"].get_ylim()[0] == 0
+
+
+def test_parts_are_ordered_by_their_halo(folders, tmp_path, drawn):
+    parts = json.loads((folders[0] / "metrics.json").read_text())["partition"]
+    gas.report(folders[0], out=tmp_path / "one.html")
+    own, halo = (
+        area.get_datalim(area.axes.transData)
+        for area in drawn["Partition: nodes of each part"].collections
+    )
+    assert (own.ymax, halo.ymax) == (
+        max(parts["size"]),
+        max(a + b for a, b in zip(parts["size"], parts["halo"], strict=True)),
+    )
 
 
 def test_bars_are_the_milliseconds_of_a_step(folders, tmp_path, drawn):
