@@ -47,7 +47,10 @@ def test_all_contenders_are_measured(tmp_path, capsys):
 
 def test_batches_are_the_same_but_for_edges_between_them():
     made = make(num_parts=8, batch_size=2)
+    assert "\n" not in str(made)  # What was chosen is shown once there are parts.
     makers = made._makers()
+    assert str(made).splitlines()[1:] == str(made.partition).splitlines()
+    assert "; 8 parts, 2 per mini-batch, histories of " in str(made)
     loaders = [makers[name].args[0:2] for name in (HISTORIES, DROPPED)]
     assert loaders[0] == loaders[1]
     _, batches = loaders[0]

@@ -78,7 +78,7 @@ def test_the_table_of_a_profile():
     found = Profile()
     found.wall, found.seconds = 0.5, {"pushes": 0.05, "products": 0.15, "Python": 0.3}
     found.calls, found.bytes = {"pushes": 6, "products": 4, "Python": 0}, {"pushes": 4096}
-    found.moved_bytes, found.busy, found.waited, found.overlap = 2**20, 0.04, 0.01, 0.75
+    found.moved_bytes, found.busy, found.waited, found.overlap = 2**20, 0.4, 0.1, 0.75
     assert [" ".join(line.split()) for line in str(found).splitlines()] == [
         "phase time share calls bytes",
         "Python 300.0 ms 60.0% - -",
@@ -86,7 +86,7 @@ def test_the_table_of_a_profile():
         "pushes 50.0 ms 10.0% 6 4 KiB",
         "all 500.0 ms",
         "rows of histories moved: 1 MiB, 2 MiB/s",
-        "overlap: 75.0%, 40.0 ms of transfers, 10.0 ms of waiting",
+        "overlap: 75.0%, 400.0 ms of transfers, 100.0 ms of waiting",
     ]
 
 
