@@ -49,7 +49,9 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/cli/options.py": [f"cli/test_{name}.py" for name in ("options", "commands", "experiment")],
     "gas/cli/parser.py": ["cli/test_commands.py", "cli/test_command_folders.py"],
     "gas/cli/results.py": ["cli/test_commands.py", "cli/test_hetero.py"],
-    "gas/cli/runs.py": ["cli/test_commands.py", "cli/test_command_folders.py"],
+    "gas/cli/runs.py": [
+        f"cli/test_{name}.py" for name in ("commands", "command_folders", "hetero")
+    ],
     "gas/cli/setup.py": [f"cli/test_{name}.py" for name in ("experiment", "hetero", "settings")],
     **{
         f"gas/graph/folder/{name}.py": ["graph/test_folder.py", "attacks/test_graph_folders.py"]
@@ -127,9 +129,9 @@ def tests_of(file: str) -> list[str]:
     found = [str(path.relative_to(ROOT)) for path in named] or [str(room)]
     if file in OTHER_TESTS:
         found = [f"tests/{name}" for name in OTHER_TESTS[file]]
-    errors = Path("tests", "refusals", f"{Path(file).parts[1]}.py")
-    if (ROOT / errors).exists():
-        found.append(f"tests/test_errors.py::test_texts[{errors.stem}]")
+    page = {"cli": "command"}.get(Path(file).parts[1], Path(file).parts[1])
+    if (ROOT / "tests" / "refusals" / f"{page}.py").exists():
+        found.append(f"tests/test_errors.py::test_texts[{page}]")
     return ["tests/test_defaults.py", *found]
 
 
