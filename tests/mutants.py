@@ -42,6 +42,17 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/augment/mh.py": ["augment/test_mh.py", "augment/test_chain.py"],
     "gas/augment/units.py": [f"augment/test_{name}.py" for name in ("base", "drop", "views")],
     "gas/augment/statistics.py": ["augment/test_mh.py", "augment/test_chain.py"],
+    "gas/cli/__init__.py": ["cli/test_options.py", "cli/test_settings.py"],
+    "gas/cli/checkpoints.py": ["cli/test_commands.py", "training/test_diverged.py"],
+    "gas/cli/doctor.py": ["cli/test_commands.py"],
+    "gas/cli/graphs.py": ["cli/test_experiment.py", "cli/test_hetero.py"],
+    "gas/cli/options.py": [f"cli/test_{name}.py" for name in ("options", "commands", "experiment")],
+    "gas/cli/parser.py": ["cli/test_commands.py", "cli/test_command_folders.py"],
+    "gas/cli/results.py": ["cli/test_commands.py", "cli/test_hetero.py"],
+    "gas/cli/runs.py": [
+        f"cli/test_{name}.py" for name in ("commands", "command_folders", "hetero")
+    ],
+    "gas/cli/setup.py": [f"cli/test_{name}.py" for name in ("experiment", "hetero", "settings")],
     **{
         f"gas/graph/folder/{name}.py": ["graph/test_folder.py", "attacks/test_graph_folders.py"]
         for name in ("description", "new", "opening", "writing")
@@ -79,11 +90,36 @@ OTHER_TESTS = {  # Where they have other names.
         ]
         for name in ("distribute", "ranks")
     },
+    **{
+        f"gas/training/{name}.py": ["training/test_plan.py", "training/test_memory.py"]
+        for name in ("choice", "cost", "planner")
+    },
+    "gas/training/epochs.py": [
+        f"training/test_{name}.py" for name in ("fit", "callbacks", "diverged", "loop")
+    ],
+    "gas/training/fit.py": [
+        f"training/test_{name}.py" for name in ("fit", "callbacks", "average", "warm_up")
+    ],
+    "gas/training/full_batch.py": ["training/test_loop.py", "training/test_fit.py"],
+    "gas/training/links.py": ["training/test_links_scores.py", "loader/test_links.py"],
+    "gas/training/loop.py": ["training/test_loop.py", "training/test_diverged.py"],
+    "gas/training/measure.py": [
+        "training/test_plan.py",
+        "training/test_memory.py",
+        "cli/test_account.py",
+    ],
+    "gas/training/optimizer_hooks.py": ["training/test_average.py", "training/test_warm_up.py"],
+    "gas/training/record.py": [
+        f"training/test_{name}.py" for name in ("diverged", "fit", "loop", "callbacks")
+    ],
 }
 
 
 def tests_of(file: str) -> list[str]:
-    """Return the tests of a file's subject: those of its name, or else all of its room."""
+    """Return the tests of a file's subject: those of its name, or else all of its room.
+
+    And those of the errors of its room.
+    """
     room, stem = Path("tests", *Path(file).parts[1:-1]), Path(file).stem
     if room.name == "hetero":
         room = Path("tests", "hetero")
@@ -93,6 +129,9 @@ def tests_of(file: str) -> list[str]:
     found = [str(path.relative_to(ROOT)) for path in named] or [str(room)]
     if file in OTHER_TESTS:
         found = [f"tests/{name}" for name in OTHER_TESTS[file]]
+    page = {"cli": "command"}.get(Path(file).parts[1], Path(file).parts[1])
+    if (ROOT / "tests" / "refusals" / f"{page}.py").exists():
+        found.append(f"tests/test_errors.py::test_texts[{page}]")
     return ["tests/test_defaults.py", *found]
 
 

@@ -99,20 +99,39 @@ def test_edges_go_once_batches_have_copies():
     assert "edge_index" in remove_edges(data)  # Which says how many rows are one per edge.
 
 
-@pytest.mark.slow
-def test_an_experiment_without_edges_is_the_same():
+SMALL = {"hidden_channels": 8, "num_parts": 6, "batch_size": 2, "epochs": 2}
+QUIET = {"log": False, "libraries": 0}
+
+
+def learnable_graph():
     data = random_graph(num_nodes=120, num_edges=480, directed=False)
     data.y = data.x[:, :3].argmax(dim=1)
     group = torch.arange(120) % 4
     data.train_mask, data.val_mask, data.test_mask = group < 2, group == 2, group == 3
-    small = {"hidden_channels": 8, "num_parts": 6, "batch_size": 2, "epochs": 2}
+    return data
+
+
+@pytest.mark.parametrize("full_batch", [False, True])
+def test_a_full_batch_has_no_mini_batches(full_batch):
+    options = {"full_batch": True} if full_batch else {"evaluation": "layerwise"}
+    settings = Settings.default("gcn").replace(**SMALL)
+    held = Experiment(learnable_graph(), 3, "gcn", settings, **options, **QUIET).run(0).memory.held
+    assert (held["full batch"] > 0) == full_batch
+    mini_batches = [held.get(name, 0) for name in ("batch", "batch before")]
+    assert all(size > 0 for size in mini_batches) == (not full_batch)
+    assert any(size > 0 for size in mini_batches) == (not full_batch)
+
+
+@pytest.mark.slow
+def test_an_experiment_without_edges_is_the_same():
+    data = learnable_graph()
     for model in ("gcn", "pna"):
         for options in ({"evaluation": "layerwise"}, {"full_batch": True}):
             runs = []
             for keep_edges in (False, True):
-                settings = Settings.default(model).replace(**small)
-                options |= {"keep_edges": keep_edges, "log": False, "libraries": 0}
-                experiment = Experiment(data, 3, model, settings, **options)
+                settings = Settings.default(model).replace(**SMALL)
+                options |= {"keep_edges": keep_edges}
+                experiment = Experiment(data, 3, model, settings, **options, **QUIET)
                 assert ("edge_index" in experiment.data) == keep_edges
                 runs.append(experiment.run(0))
             assert runs[0].loss == runs[1].loss

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import math
+import re
 import signal
 import weakref
 
@@ -12,7 +13,7 @@ import torch
 
 import gas
 from gas.cli import bench, main
-from gas.cli.bench import DROPPED, FULL, HISTORIES, NAMES, Bench
+from gas.cli.bench import DROPPED, FULL, HISTORIES, NAMES, Bench, Measured
 from gas.cli.settings import Settings
 
 pytestmark = pytest.mark.requires("tyro")
@@ -47,7 +48,10 @@ def test_all_contenders_are_measured(tmp_path, capsys):
 
 def test_batches_are_the_same_but_for_edges_between_them():
     made = make(num_parts=8, batch_size=2)
+    assert "\n" not in str(made)  # What was chosen is shown once there are parts.
     makers = made._makers()
+    assert str(made).splitlines()[1:] == str(made.partition).splitlines()
+    assert "; 8 parts, 2 per mini-batch, histories of " in str(made)
     loaders = [makers[name].args[0:2] for name in (HISTORIES, DROPPED)]
     assert loaders[0] == loaders[1]
     _, batches = loaders[0]
@@ -59,6 +63,20 @@ def test_batches_are_the_same_but_for_edges_between_them():
             assert other.data.adj_t.shape == (one.batch_size, one.batch_size)
         inside = sum(int((one.data.adj_t.col < one.batch_size).sum()) for one in kept)
         assert inside == sum(other.data.adj_t.col.numel() for other in dropped)
+
+
+def test_the_tables_of_what_was_measured():
+    found = {name: Measured([], 0, math.nan, None, "no memory") for name in NAMES}
+    found[FULL] = Measured([0.25, 2.0, 1.5], 1, 2**20, None)
+    found[HISTORIES] = Measured([0.125, 1.0, 0.75], 4, math.nan, None)
+    summary = bench.summarise(found)
+    assert [re.split("  +", line) for line in bench.show(summary).splitlines()] == [
+        ["", "an epoch", "lowest - highest", "to full batch", "steps", "memory of an epoch"],
+        [FULL, "1.50 s", "250.0 ms - 2.00 s", "1.00x", "1", "1 MiB"],
+        [HISTORIES, "750.0 ms", "125.0 ms - 1.00 s", "0.50x", "4", "-"],
+        *([name, "not measured: no memory"] for name in NAMES[2:]),
+    ]
+    assert summary["transfer_overhead"] is None
 
 
 @pytest.mark.parametrize("key", ["edge_attr", "edge_type"])

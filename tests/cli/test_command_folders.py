@@ -41,7 +41,7 @@ def read_parquet(path):
 
 @pytest.mark.parametrize(
     ("num_parts", "options"),
-    [(6, []), (6, ["--norm", "batch"]), (1, ["--num-parts", "4"]), (6, ["--model", "gcn"]),
+    [(6, []), (6, ["--norm", "batch"]), (1, ["--num-parts", "4"]), (2, ["--model", "gcn"]),
      (1, ["--model", "pna", "--num-parts", "4", "--store", "disk", "--pack", "1kB"])],
 )  # fmt: skip
 def test_features_are_read_where_they_are(tmp_path, num_parts, options):

@@ -274,6 +274,15 @@ def test_help_names_arguments(capsys):
         assert not {"STR", "PATH"} & set(usage.split("] ")[-1].split())
 
 
+@pytest.mark.parametrize("runs", [1, 2])
+def test_a_run_prints_its_memory_by_what_holds_it(tmp_path, capsys, runs):
+    command = ["train", "--dataset", "planted:60", "--epochs", "1", "--memory-report"]
+    main([*command, "--runs", str(runs), "--out", str(tmp_path / "run")])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for name in ("features", "parameters and optimizer", "sum", "measured peak"):
+        assert sum(line.startswith(f"{name}  ") for line in lines) == 1
+
+
 def test_predict_of_no_ids_is_refused(trained, capsys):
     with pytest.raises(SystemExit, match="gas predict: error: --ids is empty, expected ids of nod"):
         main(["predict", str(trained[1]), "--ids"])

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 import gas
-from gas.cli import main
+from gas.cli import html, main
 from gas.native import human
 from gas.training import Run
 
@@ -20,7 +20,8 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.texts, self.loaded, self.open = {"h1": [], "h2": [], "td": [], "p": []}, [], []
+        self.texts = {name: [] for name in ("h1", "h2", "th", "td", "p")}
+        self.loaded, self.open = [], []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -58,6 +59,10 @@ def read(path):
     return text, Page(text)
 
 
+def figure_of(text, title):
+    return text[text.index(f'aria-label="{title}"') :].partition("</figure>")[0]
+
+
 def test_a_report_shows_what_the_run_has_measured(folders):
     path = gas.report(folders[0])
     assert path == folders[0] / "report.html"
@@ -77,9 +82,75 @@ def test_a_report_shows_what_the_run_has_measured(folders):
 
 def test_epochs_are_whole_numbers(folders):
     text, _ = read(gas.report(folders[0]))
-    loss = text[text.index('aria-label="Training loss"') :].partition("</figure>")[0]
+    loss = figure_of(text, "Training loss")
     ticks = loss[loss.index('id="matplotlib.axis_1"') : loss.index('id="matplotlib.axis_2"')]
     assert re.findall("<!-- ([0-9.]+) -->", ticks) == ["1", "2", "3"]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Return the axes of the figures of reports, by their titles."""
+    found, convert = {}, html._to_svg
+
+    def keep(figure):
+        found[figure.axes[0].get_title()] = figure.axes[0]
+        return convert(figure)
+
+    monkeypatch.setattr(html, "_to_svg", keep)
+    return found
+
+
+def test_the_color_is_that_of_the_run_and_the_line_that_of_the_split(folders, tmp_path, drawn):
+    gas.report(*folders, out=tmp_path / "both.html")
+    lines = drawn["Score: accuracy, %"].get_lines()
+    assert [(line.get_label(), line.get_color(), line.get_linestyle()) for line in lines] == [
+        ("sage validation", "C0", "-"), ("gcn validation", "C1", "-"),
+        ("sage test", "C0", "--"), ("gcn test", "C1", "--"),
+    ]  # fmt: skip
+
+
+def test_curves_are_those_of_the_record(tmp_path, drawn):
+    run = Run(
+        loss=[2.0, 1.0, 0.5], train_acc=[0.2, 0.5, 0.6], val_acc=[0.2, float("nan"), 0.3],
+        test_acc=[0.1, 0.4, 0.5], seconds=[0.1, 0.2, 0.4], moved_bytes=[10, 10, 10],
+        age=[0.0, 0.5, 1.0], layer_age=[[0.0], [0.5], [1.0]], drift=[float("nan"), 0.2, 0.1],
+    )  # fmt: skip
+    gas.report(run, out=tmp_path / "page.html")
+    expected = {
+        "Training loss": ([1, 2, 3], run.loss),
+        "Validation accuracy, %, by time of training": ([0.1, 0.7], [20, 30]),
+        "Staleness: how far stored rows move between pushes, %": ([2, 3], [20, 10]),
+        "Staleness: mean age of rows, in pushes": ([1, 2, 3], run.age),
+        "Time of each epoch, without evaluation, s": ([1, 2, 3], run.seconds),
+    }
+    for title, (places, values) in expected.items():
+        (line,) = drawn[title].get_lines()
+        assert list(line.get_xdata()) == pytest.approx(places)
+        assert list(line.get_ydata()) == pytest.approx(values)
+    assert drawn["Time of each epoch, without evaluation, s"].get_ylim()[0] == 0
+
+
+def test_parts_are_ordered_by_their_halo(folders, tmp_path, drawn):
+    parts = json.loads((folders[0] / "metrics.json").read_text())["partition"]
+    gas.report(folders[0], out=tmp_path / "one.html")
+    own, halo = (
+        area.get_datalim(area.axes.transData)
+        for area in drawn["Partition: nodes of each part"].collections
+    )
+    assert (own.ymax, halo.ymax) == (
+        max(parts["size"]),
+        max(a + b for a, b in zip(parts["size"], parts["halo"], strict=True)),
+    )
+
+
+def test_bars_are_the_milliseconds_of_a_step(folders, tmp_path, drawn):
+    phases = json.loads((folders[0] / "metrics.json").read_text())["phases"]
+    gas.report(folders[0], out=tmp_path / "one.html")
+    axis = drawn["Time of a step by phase, ms"]
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    widths = [bar.get_width() for bar in axis.patches]
+    expected = {name: 1000 * value / phases["steps"] for name, value in phases["seconds"].items()}
+    assert dict(zip(names, widths, strict=True)) == pytest.approx(expected)
 
 
 def test_staleness_is_that_of_each_layer(folders):
@@ -126,7 +197,8 @@ def test_further_metrics_and_the_rate_are_drawn(tmp_path):
     text, _ = read(gas.report(record(0.01), out=tmp_path / "one.html"))
     assert 'aria-label="Further metric: f1"' in text
     assert 'aria-label="Learning rate"' in text
-    text, _ = read(gas.report(record(0.1), record(0.1), out=tmp_path / "two.html"))
+    text, page = read(gas.report(record(0.1), record(0.1), out=tmp_path / "two.html"))
+    assert page.texts["th"][:3] == ["", "run 1", "run 2"]
     assert text.count('aria-label="Further metric: f1"') == 1
     assert "Learning rate" not in text
 
@@ -140,6 +212,16 @@ def test_two_runs_side_by_side(folders, tmp_path):
     marked = re.findall(r'<tr class="differs"><td>(.*?)</td>', text)
     assert "model" in marked
     assert "lr" not in marked
+    assert not {"time of an epoch, ms", "all"} & set(marked)  # Measurements always differ.
+
+
+def test_legends_tell_curves_from_each_other(folders, tmp_path):
+    loss = figure_of(read(gas.report(folders[0]))[0], "Training loss")
+    assert 'id="legend_1"' not in loss
+    both = figure_of(read(gas.report(*folders, out=tmp_path / "both.html"))[0], "Training loss")
+    legend = both[both.index('id="legend_1"') :]
+    assert "<!-- sage -->" in legend
+    assert "<!-- gcn -->" in legend
 
 
 def test_a_record_of_fit(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gas.cli import Settings
-from gas.cli.options import DENSE, _suggest_norm, explain_error
+from gas.cli.options import DENSE, _suggest_norm, explain_error, parse_args
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,14 @@ from gas.cli.options import DENSE, _suggest_norm, explain_error
 )
 def test_arguments_are_flags_and_names_of_the_user_stay(text, expected):
     assert explain_error(text) == expected
+
+
+@pytest.mark.requires("tyro")
+@pytest.mark.parametrize("option", ["--num-layers", "--hidden-channels", "--evaluate-every"])
+def test_numbers_start_at_one(tmp_path, option):
+    name = option.removeprefix("--").replace("-", "_")
+    with pytest.raises(ValueError, match=f"'{name}' is 0, expected"):
+        parse_args([option, "0", "--out", str(tmp_path)])
 
 
 def test_an_error_of_the_system_without_a_file():

@@ -1,6 +1,9 @@
+import inspect
+
 import pytest
 from conftest import ROOT
 
+import gas
 from gas.cli import MODELS, Settings
 from gas.cli.settings import ARCHITECTURES
 from gas.datasets import dataset_key, dataset_names
@@ -95,6 +98,12 @@ def test_an_empty_file_and_shared_defaults(tmp_path):
     Settings.default("gcn").architecture["dropout"] = 0.9
     assert Settings.default("gcn").architecture["dropout"] == 0.5
     assert Settings.default("sage").architecture["dropout"] == 0.5
+
+
+def test_defaults_are_those_of_fit():
+    fit = inspect.signature(gas.fit).parameters
+    for name in ("grad_norm", "correct_drift", "average_weights", "warm_up"):
+        assert getattr(Settings.default("gcn"), name) == fit[name].default
 
 
 def test_changing_settings():

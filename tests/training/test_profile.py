@@ -12,6 +12,7 @@ import gas
 from gas import native
 from gas.history import TransferEngine
 from gas.native import Job, JobPolicy, Relabeler
+from gas.training import Profile
 
 
 @pytest.fixture
@@ -71,6 +72,22 @@ def test_bytes_of_each_phase():
         native.gather_decode_dropout(table, "int8", 3, torch.arange(4), 0.5, 0)
     assert found.bytes == {"features": 4 * 3 * (4 + 8 + 4)}
     assert found.calls["features"] == 3
+
+
+def test_the_table_of_a_profile():
+    found = Profile()
+    found.wall, found.seconds = 0.5, {"pushes": 0.05, "products": 0.15, "Python": 0.3}
+    found.calls, found.bytes = {"pushes": 6, "products": 4, "Python": 0}, {"pushes": 4096}
+    found.moved_bytes, found.busy, found.waited, found.overlap = 2**20, 0.4, 0.1, 0.75
+    assert [" ".join(line.split()) for line in str(found).splitlines()] == [
+        "phase time share calls bytes",
+        "Python 300.0 ms 60.0% - -",
+        "products 150.0 ms 30.0% 4 -",
+        "pushes 50.0 ms 10.0% 6 4 KiB",
+        "all 500.0 ms",
+        "rows of histories moved: 1 MiB, 2 MiB/s",
+        "overlap: 75.0%, 400.0 ms of transfers, 100.0 ms of waiting",
+    ]
 
 
 @pytest.mark.requires("native")
