@@ -167,6 +167,16 @@ def test_what_they_are_made_of(kind):
     assert given.x is not dense.x  # It wasn't replaced.
 
 
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+def test_a_scipy_matrix_shares_its_memory_unless_its_indices_have_two_types(kind):
+    array = sparse.csr_matrix(np.eye(3, 4, dtype="float32"))
+    array.indptr = array.indptr.astype(kind)
+    x = to_csr_features(array)
+    assert torch.equal(x.to_dense(), torch.eye(3, 4))
+    assert x.values().data_ptr() == array.data.ctypes.data
+    assert (x.col_indices().data_ptr() == array.indices.ctypes.data) == (kind == "int32")
+
+
 def test_a_graph_in_order_is_taken_as_it_is():
     _, other = both(random_graph())
     assert to_csr_features(other.x) is other.x

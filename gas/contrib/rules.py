@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -126,8 +127,8 @@ class RuleOversampling(gas.augment.Resumable):
         self._check_held_out()
         read = y[train_mask | held_out]
         if num_classes is None:
-            given = [rule.label for rule in rules]
-            last = [label if isinstance(label, int) else len(label) - 1 for label in given]
+            given = [_read_label(rule.label) for rule in rules]
+            last = [label if isinstance(label, int) else label.numel() - 1 for label in given]
             num_classes = 1 + max(int(read.max()), *last)
         if bool(((read < 0) | (read >= num_classes)).any()):
             raise ValueError(
@@ -297,13 +298,23 @@ def _to_probabilities(
     number: int, label: int | Sequence[float] | Tensor, num_classes: int
 ) -> Tensor:
     """Return the label of a rule as probabilities."""
-    if isinstance(label, int) and 0 <= label < num_classes:
-        return torch.nn.functional.one_hot(torch.tensor(label), num_classes).float()
-    if not isinstance(label, int):
-        given = torch.as_tensor(label, dtype=torch.float32)
-        if list(given.shape) == [num_classes] and bool((given >= 0).all()) and given.sum() > 0:
-            return given / given.sum()
+    given = _read_label(label)
+    if isinstance(given, int):
+        if 0 <= given < num_classes:
+            return torch.nn.functional.one_hot(torch.tensor(given), num_classes).float()
+    elif list(given.shape) == [num_classes] and (given >= 0).all() and 0 < given.sum() < math.inf:
+        return given / given.sum()
     raise ValueError(
         f"'rules[{number}].label' is {label!r}, expected a class in [0, {num_classes}) or "
         f"{num_classes} probabilities"
     )
+
+
+def _read_label(label: Any) -> int | Tensor:
+    """Return the label of a rule: a class, or numbers, none if it is neither."""
+    try:
+        given = torch.as_tensor(label).detach()
+    except (TypeError, ValueError, RuntimeError):
+        return torch.empty(0)
+    is_class = given.dim() == 0 and not given.is_floating_point()
+    return int(given) if is_class else given.float()

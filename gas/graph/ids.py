@@ -41,6 +41,9 @@ class Ids:
 
     def rows(self, ids: np.ndarray) -> np.ndarray:
         """Return the row of each id, int64; -1 where there is none."""
+        are_numbers = self._ids is None or self._ids.dtype.kind == "i"
+        if are_numbers and ids.dtype.kind == "u":  # Beside int64, NumPy would round large ones.
+            return np.where(ids < 2**63, self.rows(ids.astype(np.int64)), -1)
         if self._ids is None:
             if ids.dtype.kind not in "iu":
                 return np.full(len(ids), -1)

@@ -290,6 +290,9 @@ ATTACKS = {
     "a matrix without columns": (
         changed(arrays__words__shape=[60]), "'arrays.words'.shape is \\[60\\], expected \\[rows"
     ),
+    "a matrix of three dimensions": (
+        changed(arrays__words__shape=[60, 60, 1]), "'arrays.words'.shape is .*, expected .rows, col"
+    ),
     "a matrix of more rows": (
         changed(arrays__words__shape=[TERA, 60]), "'arrays.words'.rowptr is int64 of shape \\[61\\]"
     ),

@@ -279,6 +279,7 @@ def test_nothing_changes_where_something_is_wrong():
         {"edge_index": edge + 60, "edges": attr},
         {"nodes": {"y": torch.zeros(2).long()}},
         {"nodes": {"x": torch.zeros(2, 4), "y": torch.zeros(2)}},
+        {"nodes": {"x": [[0.0] * 5], "y": torch.tensor([1])}},
         {"remove": torch.tensor([[0], [0]])},
         {"edges": [1]},
         {"nodes": {"x": torch.zeros(1, 5), "y": torch.tensor([77])}},

@@ -3,8 +3,10 @@
 import collections
 import copy
 import itertools
+import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -249,6 +251,20 @@ def test_batches_of_a_clustered_graph():
         assert torch.equal(target[rest].argmax(1), batch.own.y[rest])
 
 
+@pytest.mark.parametrize("make", [int, np.int64, torch.tensor])
+def test_a_class_may_be_the_number_of_any_library(make):
+    covers = mask_of(COVERS[0])
+    assert rules_with(rules=[Rule(covers, make(1))]).labels.tolist() == [[0, 1, 0]]
+    assert rules_with(rules=[Rule(covers, make(4))]).num_classes == 5
+
+
+def test_probabilities_are_kept_as_numbers_in_proportion():
+    weights = torch.tensor([1.0, 0.0, 3.0], requires_grad=True)
+    labels = rules_with(rules=[Rule(mask_of(COVERS[0]), weights)]).labels
+    assert labels.tolist() == [[0.25, 0, 0.75]]
+    assert not labels.requires_grad
+
+
 def rules_with(**changes):
     data = graph()
     for key in ("y", "x"):
@@ -268,6 +284,10 @@ def rules_with(**changes):
         ({"rules": [Rule(mask_of([1, 5]), -1)]}, "'rules.0..label' is -1"),
         ({"rules": [Rule(mask_of([1, 5]), [0.0] * 3)]}, "'rules.0..label' is .*0.0"),
         ({"rules": [Rule(mask_of([1, 5]), [2.0, -1, 0])]}, "'rules.0..label' is .*-1"),
+        ({"rules": [Rule(mask_of([1, 5]), [math.inf, 1, 0])]}, "'rules.0..label' is .*inf"),
+        ({"rules": [Rule(mask_of([1, 5]), [3e38, 3e38, 0])]}, "'rules.0..label' is .*3e.38"),
+        ({"rules": [Rule(mask_of([1, 5]), "first")]}, "'rules.0..label' is 'first'"),
+        ({"rules": [Rule(mask_of([1, 5]), 1.0)]}, "'rules.0..label' is 1.0"),
         ({"rules": [Rule(torch.ones(N), 1)]}, "'rules.0..covers' is torch.float32"),
         ({"y": graph().y.float()}, "'y' is torch.float32"),
         ({"y": graph().y[:, None]}, r"'y' is torch.int64 of shape \[12, 1\]"),

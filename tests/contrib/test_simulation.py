@@ -407,6 +407,22 @@ def test_machines_that_cannot_be(name, value):
         dataclasses.replace(MACHINE, **{name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("bandwidth", (0.5, math.inf)),
+        ("copy_bandwidth", (0.5, math.inf)),
+        ("local_bandwidth", (None, 0.5, math.inf)),
+        ("latency", (0,)),
+        ("backward_share", (0, 1)),
+        ("ranks_per_host", (1,)),
+    ],
+)
+def test_machines_that_just_can_be(name, values):
+    for value in values:
+        assert getattr(dataclasses.replace(MACHINE, **{name: value}), name) == value
+
+
 def test_what_cannot_be_simulated():
     graph = split()
     with pytest.raises(ValueError, match="'model' is a Linear, expected a gas.ScalableGNN"):

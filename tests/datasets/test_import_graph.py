@@ -19,7 +19,6 @@ from gas.datasets.arrays import load_sparse
 from gas.datasets.importing.sorting import PAIR, EdgeSorter, edge_record, is_new
 from gas.datasets.nodes import collect_nodes
 from gas.graph import NewFolder
-from gas.graph.ids import Ids
 from gas.history import Codec
 
 pytestmark = pytest.mark.requires("pyarrow")
@@ -507,18 +506,6 @@ print(most - before)
 
 
 # Parts of it --------------------------------------------------------------------------------------
-
-
-def test_ids():
-    assert Ids(None, 3).rows(np.array([2, 3, -1, 0])).tolist() == [2, -1, -1, 0]
-    assert Ids(None, 3).rows(np.array(["2"])).tolist() == [-1]
-    numbers = Ids(np.array([7, -5, 30]), 3)
-    assert numbers.rows(np.array([30, 7, 8, -5])).tolist() == [2, 0, -1, 1]
-    assert numbers.rows(np.array(["30", "x", "07", "-5", "9" * 30])).tolist() == [2, -1, -1, 1, -1]
-    words = Ids(np.array(["b", "ä", "007", "a"]), 4)
-    assert words.rows(np.array(["a", "ä", "b", "bb", ""])).tolist() == [3, 1, 0, -1, -1]
-    assert words.rows(np.array([7])).tolist() == [-1]
-    assert Ids(np.array([], np.int64), 0).rows(np.array([1])).tolist() == [-1]
 
 
 def test_distinct_ids(monkeypatch):

@@ -198,6 +198,24 @@ def test_rows_and_columns_out_of_bounds(rowptr, col, num_cols, error, message):
         Adjacency(torch.tensor(rowptr), torch.tensor(col), None, num_cols)
 
 
+def test_a_matrix_of_pytorch_out_of_bounds():
+    """Its own constructor doesn't check it by default."""
+    for rowptr, error in (
+        ([0, 3, 2], ValueError),
+        ([0, 1, 3], ValueError),
+        ([0, 1, 2], IndexError),
+    ):
+        adj = torch.sparse_csr_tensor(
+            torch.tensor(rowptr),
+            torch.tensor([0, 5]),
+            torch.ones(2),
+            (2, 2),
+            check_invariants=False,
+        )
+        with pytest.raises(error, match="'rowptr' does not rise|'col' holds 5"):
+            Adjacency.of(adj)
+
+
 def test_numbers_of_rows_and_columns():
     empty = torch.zeros(0, dtype=torch.long)
     for rowptr, num_cols in (
@@ -294,6 +312,7 @@ def test_another_has_what_one_was_asked_for():
 def test_where_it_is_already_it_stays():
     adj = warm(weights())
     assert adj.to("cpu") is adj.cpu() is adj.to(torch.float32) is adj
+    assert Adjacency.of(adj) is adj
 
 
 def test_another_type_is_of_values():

@@ -38,6 +38,15 @@ def test_the_first_of_them_and_how_many(monkeypatch, dtype, value):
     check_finite("x", torch.full((3, 2), torch.finfo(dtype).max, dtype=dtype))  # Its sum isn't.
 
 
+def test_rows_longer_than_a_block(monkeypatch):
+    monkeypatch.setattr(features, "BLOCK", 4)
+    x = torch.ones(3, 5)
+    check_finite("x", x)
+    x[1, 4] = NAN
+    with pytest.raises(ValueError, match=r"row 1, column 4 \(nan; 1 such value\)"):
+        check_finite("x", x)
+
+
 def test_they_are_refused_once():
     data = spoilt()
     with pytest.raises(ValueError, match="row 41, column 2"):

@@ -9,6 +9,7 @@ from conftest import random_graph
 from torch_geometric.data import Data
 
 import gas
+from gas.graph import find_original_graph
 from gas.graph.cluster import to_original_order
 from gas.graph.edges import with_edge_index
 
@@ -105,6 +106,17 @@ def test_graphs_given_as_adj_t():
 def test_the_first_order():
     graph = gas.cluster(make(), 6, log=False)
     assert torch.equal(to_original_order(graph, graph.x), make().x)
+
+
+def test_the_original_is_known_while_it_lasts():
+    data = make()
+    graph = gas.cluster(data, 6, log=False)
+    assert find_original_graph(graph, ["x"]).x is data.x
+    again = gas.cluster(gas.cluster(data, 1, log=False), 6, log=False)
+    assert find_original_graph(again, ["x"]) is None  # Its ``perm`` is of another.
+    overwritten = gas.cluster(data, 6, log=False, in_place=True)
+    assert find_original_graph(overwritten, ["x"]) is None
+    assert find_original_graph(graph, ["x"]) is None  # Its original was.
 
 
 def test_clustered_graphs():

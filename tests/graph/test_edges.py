@@ -5,7 +5,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import to_torch_csr_tensor
 
 import gas
-from gas.graph.edges import read_csr, read_edges, read_graph, to_csr
+from gas.graph.edges import check_weight, read_csr, read_edges, read_graph, to_csr
 from gas.graph.layout import implicit_ones, layout_of, sort_by_row
 from gas.native.rows import sparse_csr
 
@@ -141,3 +141,14 @@ def test_weights_are_a_column_or_a_row():
         data.edge_weight = wrong
         with pytest.raises(ValueError, match=r"'edge_weight' has shape .*: \[240\]"):
             read_graph(data)
+
+
+def test_the_first_weight_that_is_not_finite_is_named(monkeypatch):
+    monkeypatch.setattr("gas.graph.edges.BLOCK", 4)
+    weight = torch.ones(12)
+    check_weight(weight)
+    check_weight(torch.arange(12))
+    weight[6] = weight[9] = float("-inf")
+    for start in (0, 100):
+        with pytest.raises(ValueError, match=f"'edge_weight' holds -inf at the edge {start + 6}:"):
+            check_weight(weight, start)

@@ -445,6 +445,16 @@ def test_what_was_left_unfinished_is_written_anew(after, tmp_path, monkeypatch):
     assert content(tmp_path / "graph") == content(tmp_path / "whole")
 
 
+def test_what_is_discarded_leaves_an_empty_folder(tmp_path):
+    folder = NewFolder(tmp_path / "graph", "a test")
+    folder.begin(["x.npy"], 8)
+    for name in ("x.npy", "graph.json.new", "unfinished.json.new"):
+        (folder.path / name).write_bytes(b"half")
+    folder.discard()
+    assert list(folder.path.iterdir()) == []
+    NewFolder(folder.path, "another")  # Which may use it.
+
+
 def test_files_of_others_are_never_touched(tmp_path):
     data, folder = make(), tmp_path / "graph"
     folder.mkdir()

@@ -178,6 +178,8 @@ CASES = {
     "RuleOversampling, probabilities of other classes": lambda t: rules(
         label=[0.5, 0.5], num_classes=3
     ),
+    "RuleOversampling, an infinite probability": lambda t: rules(label=[float("inf"), 1.0]),
+    "RuleOversampling, a label in words": lambda t: rules(label="first"),
     "RuleOversampling, no labels": lambda t: rules(data=ring(y=None)),
     "RuleOversampling, several labels": lambda t: rules(data=ring(y=torch.ones(4, 2))),
     "RuleOversampling, a label that is missing": lambda t: rules(
