@@ -73,6 +73,8 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/native/engine.py": ["history/test_engine.py"],
     "gas/native/transfer.py": ["native", "history/test_history.py", "cli/test_account.py"],
     "gas/graph/folder/npy.py": ["graph/test_npy.py"],
+    "gas/graph/hetero.py": ["graph", "hetero/test_hetero_models.py"],
+    "gas/graph/features.py": ["graph", "test_sparse_features.py"],
     "gas/native/files.py": ["native/test_files.py"],
     "gas/scalable/distributed/exchange.py": ["distributed"],
     "gas/scalable/distributed/group.py": ["distributed"],

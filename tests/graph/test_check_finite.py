@@ -7,6 +7,7 @@ from conftest import random_graph
 from torch_geometric.data import Data, HeteroData
 
 import gas
+from gas.cli import Experiment, Settings
 from gas.graph import features
 from gas.graph.features import check_finite
 
@@ -98,10 +99,10 @@ def test_mapped_features_are_looked_at_when_they_are_written(tmp_path):
 def test_experiments():
     data = T.ToUndirected()(spoilt())
     data.val_mask = data.test_mask = ~data.train_mask
-    settings = gas.cli.Settings.default("sage").replace(epochs=1, num_parts=4, batch_size=2)
+    settings = Settings.default("sage").replace(epochs=1, num_parts=4, batch_size=2)
     with pytest.raises(ValueError, match="NaN"):
-        gas.cli.Experiment(data, 3, "sage", settings, log=False)
-    gas.cli.Experiment(data, 3, "sage", settings, log=False, check=False)
+        Experiment(data, 3, "sage", settings, log=False)
+    Experiment(data, 3, "sage", settings, log=False, check=False)
 
 
 def test_import_of_stores(tmp_path):
