@@ -26,6 +26,7 @@ published: {{mean: 50.0, std: 1.5}}
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     """A copy of the script with two cells of its own, which is imported from there."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("paper", "common"):
         monkeypatch.delitem(sys.modules, name, raising=False)
