@@ -157,8 +157,9 @@ def work(args: argparse.Namespace, cells: list[Path]) -> dict[Path, str]:
     if args.table_only or not tasks:
         return missing
     threads = args.threads or max(1, (os.cpu_count() or 1) // args.jobs)
+    start = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
     with (
-        ProcessPoolExecutor(args.jobs, multiprocessing.get_context("forkserver"), deaf) as pool,
+        ProcessPoolExecutor(args.jobs, start, deaf) as pool,
         tqdm(total=len(tasks), unit="run", disable=None) as progress,
     ):
         try:

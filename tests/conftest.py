@@ -59,9 +59,11 @@ from gas.native import BufferPool
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = ROOT.parent / "shared" / "data"
-# Processes that fork from one which has imported what takes seconds, and nothing else.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["conftest", "gas.cli", "matplotlib.pyplot", "tyro"])
+# Processes that fork from one which has imported what takes seconds, and nothing else; on Windows,
+# which has no forks, they start anew.
+FORKS = multiprocessing.get_context("spawn" if os.name == "nt" else "forkserver")
+if os.name != "nt":
+    FORKS.set_forkserver_preload(["conftest", "gas.cli", "matplotlib.pyplot", "tyro"])
 
 
 def _poison_new_memory() -> bool:

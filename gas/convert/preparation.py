@@ -17,7 +17,7 @@ from gas.graph import is_row_per_edge, with_edge_index
 
 PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
 NODE_ID = f"{PREPARED}node_id"  # The row of each node in parameters with a row for each node.
-# Whether an edge is one of the graph's own, not a self-loop that was added.
+# Marks the edges of the graph, beside self-loops that were added.
 GIVEN = "is_given_edge"
 EDGE_LIST = f"{PREPARED}list"  # The position of the list that an edge is of.
 
