@@ -12,7 +12,6 @@ from gas import ScalableGNN, SubData, SubgraphLoader, scalable
 from gas.cli.setup import Setup
 from gas.graph import layout_of
 from gas.history import Packing, TableStore
-from gas.native import idle_bytes
 from gas.training import MemoryAccount, Run, batch_bytes, release_freed_memory
 
 
@@ -107,7 +106,7 @@ def _enter_batch(account: MemoryAccount, experiment: Setup, model: ScalableGNN, 
         "evaluation, beyond training", max(0, _evaluation_bytes(experiment, model) - training)
     )
     # Freed memory has held the activations before.
-    account.enter("freed, not given back", max(0, freed + idle_bytes() - taken.kept))
+    account.enter("freed, not given back", max(0, freed - taken.kept))
 
 
 def _batch_tensors(data: Data) -> Iterator[Tensor]:

@@ -100,11 +100,11 @@ from gas.native.rows import (
 from gas.native.segments import padded_sizes, read_bytes, read_segments, write_bytes, write_segments
 from gas.native.transfer import (
     CODECS,
+    LARGE_BYTES,
     SHARED,
     BufferPool,
     Job,
     RowIndex,
     check_row_index,
     empty,
-    idle_bytes,
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 _PLAIN = frozenset((Tensor, Parameter))
 
@@ -203,12 +204,20 @@ def _sample(arg: Any, dim: Any, index: int) -> Any:
     return arg
 
 
+def _find_only_counts() -> Iterator[bool]:
+    for mode in _get_current_dispatch_mode_stack():
+        yield getattr(mode, "only_counts", False)
+
+
 def _is_watched() -> bool:
-    """Return whether calls are traced or intercepted as operators."""
+    """Return whether calls are traced or intercepted as operators.
+
+    A mode that has ``only_counts`` takes what kernels allocate, too, and leaves them as they are.
+    """
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
+        or (torch._C._len_torch_dispatch_stack() > 0 and not all(_find_only_counts()))
         or torch._C._len_torch_function_stack() > 0
     )
 

@@ -303,7 +303,7 @@ class BufferPool:
     """
 
     def __init__(self, most_idle_bytes: float = math.inf) -> None:
-        self._most_idle_bytes = most_idle_bytes
+        self.most_idle_bytes = most_idle_bytes
         # By dtype: earlier contents of a buffer are finite numbers of its type.
         self._idle: dict[torch.dtype, deque[np.ndarray]] = defaultdict(deque)
         self._blocks: list[weakref.ref[np.ndarray]] = []
@@ -334,7 +334,7 @@ class BufferPool:
             self._note_peak(block)
         # The tensor keeps the array alive; the block is idle again when both are freed.
         array = block[:size]
-        back = weakref.finalize(array, self._give_back, idle, block, self._most_idle_bytes)
+        back = weakref.finalize(array, self._give_back, idle, block, self.most_idle_bytes)
         back.atexit = False
         storage = torch.from_numpy(array).untyped_storage()
         # Not a view: views that were made without gradient are read-only to autograd.
@@ -368,15 +368,10 @@ class BufferPool:
                 idle.popleft()
 
     def __reduce__(self) -> tuple[type[BufferPool], tuple[float]]:
-        return BufferPool, (self._most_idle_bytes,)
+        return BufferPool, (self.most_idle_bytes,)
 
 
 SHARED = BufferPool(MOST_IDLE_BYTES)
-
-
-def idle_bytes() -> int:
-    """Return the size of the idle memory that all models share."""
-    return SHARED.idle_bytes
 
 
 def empty(rows: int, width: int, like: Tensor) -> Tensor:

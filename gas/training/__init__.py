@@ -3,7 +3,8 @@
 from gas.native import share_cores
 from gas.scalable import activation_bytes
 from gas.training.callbacks import Callback, MetricLogger
-from gas.training.cost import Candidate, Linear
+from gas.training.choice import Candidate, Plan
+from gas.training.cost import Linear
 from gas.training.epochs import run_epochs
 from gas.training.evaluation import SPLITS, Predictions, evaluate, prediction_columns, predictions
 from gas.training.fit import fit, make_inference_loader
@@ -35,7 +36,7 @@ from gas.training.metrics import (
     split_mask,
 )
 from gas.training.optimizer_hooks import AveragedWeights, raise_rate, steps_per_epoch
-from gas.training.planner import Plan, plan, plan_micro_batches
+from gas.training.planner import plan, plan_micro_batches
 from gas.training.profile import Profile, profile
 from gas.training.record import Progress, Run, divergence_error, find_nonfinite_tensor, mean_age
 

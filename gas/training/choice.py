@@ -8,15 +8,60 @@ from operator import attrgetter
 from typing import Any
 
 from gas.native import human
-from gas.training.cost import Candidate
 
 SHOWN = 8  # Candidates in the table.
 ORDER = attrgetter("relative_seconds", "peak_bytes")
+# Freed blocks that the C library keeps, relative to the bytes of a mini-batch: usually, and at
+# most. It was 3.4 for 6 layers of 128 with cached batches, which fragment memory.
+FREED, MOST_FREED = 1.0, 4.0
+# Epochs until the full batch's best validation score less half a point, relative to those of the
+# full batch, by steps per epoch: geometric means of GraphSAGE and GCN in time_to_accuracy.py.
+RELATIVE_EPOCHS = {1: 1.0, 2: 0.46, 4: 0.34, 8: 0.25, 16: 0.31, 32: 0.31}
 # A full batch that fits is chosen for fewer nodes, or if histories are expected to take more than
 # this share of its time. On three graphs of 13,752 to 22,470 nodes, 0.34 to 0.58 was expected; they
 # took 0.29 to 1.8 of it, or didn't get as accurate (grid.py).
 SURE_NODES = 50_000
 MAX_TIME_RATIO = 0.5
+
+
+def relative_epochs(steps: int) -> float:
+    """Return the epochs until a full batch's accuracy, relative to those of the full batch.
+
+    Between measured numbers of steps per epoch, it is that of the next smaller one. Beyond the
+    largest, which wasn't measured, it is assumed to grow with the root of the steps.
+    """
+    largest = max(RELATIVE_EPOCHS)
+    known = RELATIVE_EPOCHS[max(number for number in RELATIVE_EPOCHS if number <= steps)]
+    return known * math.sqrt(max(1.0, steps / largest))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to train and its predicted cost; see :class:`gas.training.Plan`."""
+
+    num_parts: int
+    batch_size: int
+    micro_batches: int
+    dtype: str
+    store: str
+    peak_bytes: int
+    epoch_seconds: float
+    components: dict[str, int] = field(repr=False, compare=False)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the optimizer per epoch."""
+        return math.ceil(self.num_parts / self.batch_size / self.micro_batches)
+
+    @property
+    def relative_seconds(self) -> float:
+        """Seconds in which it learns what a full batch learns in an epoch."""
+        return self.epoch_seconds * relative_epochs(self.steps)
+
+    def may_exceed(self, limit: int) -> bool:
+        """Return whether freed blocks that the C library keeps might exceed a limit of memory."""
+        freed = self.components["freed, not given back"]
+        return self.peak_bytes + (MOST_FREED / FREED - 1) * freed > limit
 
 
 @dataclass(frozen=True)
@@ -122,10 +167,11 @@ def make_plan(best: Candidate, seen: list[Candidate], limit: int, first: str) ->
             )
         elif other:
             why += f" Histories are expected to take {ratio:.2g} times as long to its accuracy."
+    elif full is not None and full.peak_bytes > limit:  # Its time is extrapolated from far away.
+        why += " A full batch doesn't fit."
     elif full is not None:
         ratio = best.relative_seconds / full.relative_seconds
-        fits = "" if full.peak_bytes <= limit else ", which doesn't fit,"
-        why += f" It is expected to take {ratio:.2g} of the time of a full batch{fits} to accuracy."
+        why += f" It is expected to take {ratio:.2g} of the time of a full batch to accuracy."
     if best.micro_batches > 1:
         why += f" A step's batch is split into {best.micro_batches}, which is faster or fits."
     if best.dtype != first:

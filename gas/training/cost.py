@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -15,8 +14,9 @@ from torch_geometric.data import Data
 from gas.graph import Edges, PartitionOptions, cluster, find_parts, remove_edges
 from gas.history import Codec, StoreFactory
 from gas.loader import CACHE_BYTES, SubData, SubgraphLoader, tensors
-from gas.native import resident_bytes
+from gas.native import LARGE_BYTES, resident_bytes
 from gas.scalable import ScalableGNN
+from gas.training.choice import FREED, Candidate
 from gas.training.measure import (
     BatchCosts,
     MemoryAccount,
@@ -28,13 +28,8 @@ from gas.training.measure import (
 MOST_SAMPLED = 4  # Mini-batches whose halo is counted, for each number and size of parts.
 ROWS = 1 << 22  # Edges that are counted at once.
 EPOCHS = 5  # The largest mini-batch is that of this many epochs of random ones.
-# Freed blocks that the C library keeps, relative to the bytes of a mini-batch: usually, and at
-# most. It was 3.4 for 6 layers of 128 with cached batches, which fragment memory.
-FREED, MOST_FREED = 1.0, 4.0
-
-# Epochs until the full batch's best validation score less half a point, relative to those of the
-# full batch, by steps per epoch: geometric means of GraphSAGE and GCN in time_to_accuracy.py.
-RELATIVE_EPOCHS = {1: 1.0, 2: 0.46, 4: 0.34, 8: 0.25, 16: 0.31, 32: 0.31}
+# Larger blocks go back at once, except some of those of products; 1.6 for a GCN of 6 layers of 128.
+IDLE_BLOCKS = 2
 
 Store = str | StoreFactory | None
 Way = tuple[int, int, int]  # Parts, parts per mini-batch, mini-batches per step.
@@ -163,13 +158,22 @@ class Linear:
     Args:
         shapes: Sizes of mini-batches.
         values: The value for each size; relative errors are minimised.
+        halo_is_cheaper: A halo node adds at most as much as an in-batch node. Otherwise batches
+            with about as many of both may give all to the halo, and nothing to a full batch.
+            (default: ``False``)
     """
 
-    def __init__(self, shapes: Sequence[Shape], values: Sequence[float]) -> None:
+    def __init__(
+        self, shapes: Sequence[Shape], values: Sequence[float], halo_is_cheaper: bool = False
+    ) -> None:
         rows = torch.tensor([[1.0, *shape] for shape in shapes], dtype=torch.double)
+        if halo_is_cheaper:
+            rows[:, 2] += rows[:, 1]  # What each node adds; the column before: in-batch nodes more.
         wanted = torch.tensor(values, dtype=torch.double)
         weight = 1 / wanted.clamp(min=1e-9 + 1e-3 * float(wanted.max()))
         self.coefficients = _solve_nonnegative(rows * weight[:, None], wanted * weight)
+        if halo_is_cheaper:
+            self.coefficients[1] += self.coefficients[2]
 
     def __call__(self, shape: Shape) -> float:
         """Return the value for a size."""
@@ -194,46 +198,6 @@ def _solve_nonnegative(rows: Tensor, values: Tensor) -> Tensor:
                 best, least = torch.zeros_like(best), error
                 best[columns] = found / scale[columns]
     return best
-
-
-def relative_epochs(steps: int) -> float:
-    """Return the epochs until a full batch's accuracy, relative to those of the full batch.
-
-    Between measured numbers of steps per epoch, it is that of the next smaller one. Beyond the
-    largest, which wasn't measured, it is assumed to grow with the root of the steps.
-    """
-    largest = max(RELATIVE_EPOCHS)
-    known = RELATIVE_EPOCHS[max(number for number in RELATIVE_EPOCHS if number <= steps)]
-    return known * math.sqrt(max(1.0, steps / largest))
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A way to train and its predicted cost; see :class:`gas.training.Plan`."""
-
-    num_parts: int
-    batch_size: int
-    micro_batches: int
-    dtype: str
-    store: str
-    peak_bytes: int
-    epoch_seconds: float
-    components: dict[str, int] = field(repr=False, compare=False)
-
-    @property
-    def steps(self) -> int:
-        """Steps of the optimizer per epoch."""
-        return math.ceil(self.num_parts / self.batch_size / self.micro_batches)
-
-    @property
-    def relative_seconds(self) -> float:
-        """Seconds in which it learns what a full batch learns in an epoch."""
-        return self.epoch_seconds * relative_epochs(self.steps)
-
-    def may_exceed(self, limit: int) -> bool:
-        """Return whether freed blocks that the C library keeps might exceed a limit of memory."""
-        freed = self.components["freed, not given back"]
-        return self.peak_bytes + (MOST_FREED / FREED - 1) * freed > limit
 
 
 class Predictor:
@@ -261,17 +225,19 @@ class Predictor:
     ) -> None:
         shapes = [one.shape for one in measured]
 
-        def fit(value: Callable[[BatchCosts], float]) -> Linear:
-            return Linear(shapes, [value(one) for one in measured])
+        def fit(value: Callable[[BatchCosts], float], **options: bool) -> Linear:
+            return Linear(shapes, [value(one) for one in measured], **options)
 
         self._cut = fit(lambda one: one.cut)
-        self._step = fit(lambda one: one.step)
+        self._step = fit(lambda one: one.step, halo_is_cheaper=True)
         self._batch = fit(lambda one: one.training.batch)
         self._untrained = fit(lambda one: one.evaluation.batch)  # Without transposes.
         self._between = fit(lambda one: one.between)
         self._kept = fit(lambda one: one.training.kept)
         self._peak = fit(lambda one: one.training.peak)
         self._evaluated = fit(lambda one: one.evaluation.peak)
+        widths = [one.embedding_dim for one in model.histories]
+        self._row_bytes = 4 * max(widths, default=0)
         self._out_bytes = measured[0].training.out / max(measured[0].shape.own, 1)
         self._model, self._evaluation, self._sets = model, evaluation, sets
         self._graph = Shape(sample.num_nodes, 0, sample.num_edges)
@@ -300,10 +266,13 @@ class Predictor:
         number = math.ceil(num_parts / batch_size)
         between = number * self._between(mean)
         components = dict(self._constant)
-        if batch_size == 1:
-            components["kept batches"] = int(min(between, CACHE_BYTES))
-        components |= self._history_bytes(codec, store)
-        components |= self._batch_bytes(largest, extra[1])
+        if num_parts == 1:  # Trained as a full batch, which takes no histories.
+            components |= self._batch_bytes(largest, 0.0, is_whole=True)
+        else:
+            if batch_size == 1:
+                components["kept batches"] = int(min(between, CACHE_BYTES))
+            components |= self._history_bytes(codec, store)
+            components |= self._batch_bytes(largest, extra[1])
         is_kept = num_parts == 1 or (batch_size == 1 and between <= CACHE_BYTES)
         seconds = self._step(mean) + (0 if is_kept else self._cut(mean))
         seconds += extra[0] * (mean.own + mean.halo)
@@ -327,24 +296,35 @@ class Predictor:
             held["histories"] = rows * sum(map(codec.row_bytes, widths))
         return held
 
-    def _batch_bytes(self, largest: Shape, per_row: float) -> dict[str, int]:
-        """Predict the bytes of the largest mini-batch, or of evaluation, if that is more."""
+    def _batch_bytes(
+        self, largest: Shape, per_row: float, is_whole: bool = False
+    ) -> dict[str, int]:
+        """Predict the bytes of the largest mini-batch, or of evaluation, if that is more.
+
+        A full batch, the same in every epoch, is also that of evaluation.
+        """
         more = per_row * (largest.own + largest.halo)
         batch, kept = self._batch(largest), self._kept(largest) + more
         peak = max(kept, self._peak(largest) + more)
-        training, evaluating = 2 * batch + peak, 0.0
-        if self._evaluation == "full":
+        before = 0 if is_whole else batch
+        training, evaluating = batch + before + peak, 0.0
+        if is_whole:
+            evaluating = batch + self._evaluated(largest)
+        elif self._evaluation == "full":
             evaluating = self._evaluated(self._graph)
         elif self._evaluation == "layerwise":
             evaluating = 2 * batch + self._evaluated(largest) + more
         evaluating += self._constant.get("outputs", 0)  # In addition to those of the best epoch.
+        block, freed = largest.own * self._row_bytes, FREED * max(training, evaluating)
+        if block >= LARGE_BYTES:
+            freed = IDLE_BLOCKS * block
         return {
             "batch": int(batch),
-            "batch before": int(batch),
+            "batch before": int(before),
             "activations": int(kept),
             "gradients of activations": int(peak - kept),
             "evaluation, beyond training": int(max(0, evaluating - training)),
-            "freed, not given back": int(FREED * max(training, evaluating)),
+            "freed, not given back": int(freed),
         }
 
     def _constant_bytes(self, data: Data, sample: Sample, keep_graph: bool) -> dict[str, int]:

@@ -23,7 +23,7 @@ from torch_geometric.data import Data
 from gas.graph import is_row_per_node, layout_of
 from gas.history import Codec, Encoded, StoreFactory
 from gas.loader import SubData, raw_attributes, tensors, tensors_in_memory
-from gas.native import csr_parts, human, is_sparse, resident_bytes, share_cores
+from gas.native import SHARED, csr_parts, human, is_sparse, resident_bytes, share_cores
 from gas.scalable import SavedTensors, ScalableGNN, preserve_state, run_forward
 
 # Least runs of a mini-batch to time it, least seconds of all runs, and most runs. The later half
@@ -56,6 +56,8 @@ class LiveBytes(TorchDispatchMode):
     counted.
     """
 
+    only_counts = True  # Kernels run as without this mode.
+
     def __init__(self) -> None:
         super().__init__()
         self.now = self.peak = 0
@@ -72,8 +74,9 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         """Run an operator, and register the storages of its arguments and results."""
         kwargs = kwargs or {}
-        for storage in _cpu_storages(tree_leaves((args, kwargs))):
-            self._enter(storage, 0)
+        if func is not torch.ops.aten.lift_fresh.default:  # Memory of NumPy's, as of buffer pools.
+            for storage in _cpu_storages(tree_leaves((args, kwargs))):
+                self._enter(storage, 0)
         out = func(*args, **kwargs)
         for storage in _cpu_storages(tree_leaves(out)):
             self._enter(storage, storage.nbytes())
@@ -354,10 +357,11 @@ def _load_c_library() -> Any:
 def release_freed_memory() -> int:
     """Return freed memory to the system, and return the bytes that are no longer resident.
 
-    Nothing is done unless the C library is GNU's.
+    Unless the C library is GNU's, that is only the memory that models share for large products.
     """
     gc.collect()
     before = resident_bytes()
+    SHARED.clear()
     if _load_c_library() is not None:
         _load_c_library().malloc_trim(0)
     return max(0, before - resident_bytes())
@@ -367,9 +371,12 @@ def limit_freed_memory() -> None:
     """Make this process return large blocks to the system as soon as they are freed.
 
     Otherwise the C library keeps blocks of up to 32 MiB. Mini-batches differ in size, so that the
-    blocks of one don't fit the next, and memory becomes fragmented. The cost is that the system
-    clears new blocks. Nothing is done unless the C library is GNU's.
+    blocks of one don't fit the next, and memory becomes fragmented. And models keep up to 512 MiB
+    for large products. The cost is that the system clears new blocks. Unless the C library is
+    GNU's, the former is not changed.
     """
+    SHARED.most_idle_bytes = 0
+    SHARED.clear()
     if _load_c_library() is not None:
         _load_c_library().mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
         _load_c_library().mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK)

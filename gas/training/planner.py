@@ -26,8 +26,8 @@ from gas.native import (
     resident_kinds,
 )
 from gas.scalable import ScalableGNN, activation_bytes
-from gas.training.choice import Plan, choose_candidate, make_plan, no_fit_error
-from gas.training.cost import Candidate, Predictor, Sample, Store, Way, bound_bytes
+from gas.training.choice import Candidate, Plan, choose_candidate, make_plan, no_fit_error
+from gas.training.cost import Predictor, Sample, Store, Way, bound_bytes
 from gas.training.full_batch import fits_one_batch
 from gas.training.measure import BatchCosts, Shape, measure, release_freed_memory
 

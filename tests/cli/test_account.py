@@ -15,7 +15,8 @@ from gas.cli import Experiment, Settings
 from gas.cli.account import _batch_tensors, _enter_rows
 from gas.graph.attributes import remove_edges
 from gas.native.rows import sparse_csr
-from gas.native.transfer import BufferPool
+from gas.native.transfer import SHARED, BufferPool
+from gas.training import measure
 from gas.training.measure import MemoryAccount, release_freed_memory
 
 
@@ -155,7 +156,22 @@ def test_freed_memory_is_given_back():
     del first, second
     pool.clear()
     assert pool.idle_bytes == 0
+    SHARED.allocate(1000, 1000, torch.float32)
+    assert SHARED.idle_bytes == one
     assert release_freed_memory() >= 0
+    assert SHARED.idle_bytes == 0
+
+
+def test_no_block_stays_idle_if_freed_memory_is_limited(monkeypatch):
+    monkeypatch.setattr(SHARED, "most_idle_bytes", SHARED.most_idle_bytes)  # As before, afterwards.
+    monkeypatch.setattr(measure, "_load_c_library", lambda: None)
+    block = SHARED.allocate(1000, 1000, torch.float32)
+    del block
+    assert SHARED.idle_bytes >= 4_000_000
+    gas.training.limit_freed_memory()
+    assert SHARED.idle_bytes == 0
+    SHARED.allocate(1000, 1000, torch.float32)
+    assert SHARED.idle_bytes == 0
 
 
 @pytest.mark.slow  # Processes that train on large graphs.

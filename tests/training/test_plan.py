@@ -16,9 +16,11 @@ from torch_geometric.nn import GraphSAGE
 import gas
 from gas.cli import Experiment, Settings
 from gas.loader import SubgraphLoader
+from gas.native import BufferPool
 from gas.native.memory import bytes_of
 from gas.training import planner
-from gas.training.cost import RELATIVE_EPOCHS, Linear, Predictor, Sample, relative_epochs
+from gas.training.choice import RELATIVE_EPOCHS, relative_epochs
+from gas.training.cost import Linear, Predictor, Sample
 from gas.training.measure import LiveBytes, Shape, batch_bytes
 
 
@@ -126,6 +128,20 @@ def test_a_linear_function_is_found_again():
     assert Linear(shapes, [0.0] * 8)(new) == 0
 
 
+def test_a_halo_node_takes_no_longer_than_one_of_the_batch():
+    """Else a full batch, which has no halo, might be expected to take no time at all."""
+    shapes = [Shape(a, b, c) for a, b, c in torch.rand(8, 3).mul(1e4).tolist()]
+    new = Shape(5e4, 1e3, 2e5)
+    seconds = [7 + 2 * s.own + s.halo + 3 * s.edges for s in shapes]
+    fit = Linear(shapes, seconds, halo_is_cheaper=True)
+    assert fit(new) == pytest.approx(7 + 2 * new.own + new.halo + 3 * new.edges, rel=1e-6)
+    of_halo = [s.halo for s in shapes]
+    assert Linear(shapes, of_halo)(Shape(5e4, 0, 0)) == pytest.approx(0, abs=1e-3)
+    fit = Linear(shapes, of_halo, halo_is_cheaper=True)
+    _, own, halo, _ = fit.coefficients.tolist()
+    assert own >= halo > 0.1
+
+
 @pytest.mark.parametrize("num_parts", [8, 32, 64])
 def test_coarser_parts_are_like_cut_ones(num_parts):
     data, in_channels, out_channels = gas.get_data("", "planted:6000", log=False)
@@ -202,9 +218,9 @@ def test_shares_of_the_graph_are_compared_by_the_time_to_accuracy(data, monkeypa
     assert found.relative_seconds == min(one.relative_seconds for one in found.candidates)
     full = next(one for one in found.candidates if one.num_parts == 1)
     assert full.relative_seconds == full.epoch_seconds
-    monkeypatch.setattr("gas.training.cost.relative_epochs", lambda steps: 1e-9 + (steps > 1))
+    monkeypatch.setattr("gas.training.choice.relative_epochs", lambda steps: 1e-9 + (steps > 1))
     assert plan(data, gcn(), steps=None).num_parts == 1
-    monkeypatch.setattr("gas.training.cost.relative_epochs", lambda steps: float(steps == 1))
+    monkeypatch.setattr("gas.training.choice.relative_epochs", lambda steps: float(steps == 1))
     few = plan(data, gcn(), steps=None, num_parts=24)
     assert {one.batch_size for one in few.candidates} == {24, 12, 6, 3, 1}
     few = plan(data, gcn(), steps=None, batch_size=5)
@@ -233,10 +249,10 @@ def test_epochs_are_those_of_the_committed_benchmark():
 @pytest.mark.usefixtures("quiet")
 def test_what_a_full_batch_is_compared_with(data, monkeypatch):
     """A full batch takes a twentieth of the epochs, or as many as histories do."""
-    monkeypatch.setattr("gas.training.cost.relative_epochs", lambda steps: 1 + 19 * (steps > 1))
+    monkeypatch.setattr("gas.training.choice.relative_epochs", lambda steps: 1 + 19 * (steps > 1))
     why = plan(data, gcn(), steps=None).why
     assert re.search("^A full batch: .* take [0-9.e+]+ times as long to its accuracy.$", why)
-    monkeypatch.setattr("gas.training.cost.relative_epochs", lambda steps: 20 - 19 * (steps > 1))
+    monkeypatch.setattr("gas.training.choice.relative_epochs", lambda steps: 20 - 19 * (steps > 1))
     found = plan(data, gcn(), steps=None)  # Few nodes: no histories are sure to be faster.
     assert found.steps == 1
     assert found.relative_seconds > 2 * min(one.relative_seconds for one in found.candidates)
@@ -249,6 +265,50 @@ def test_what_a_full_batch_is_compared_with(data, monkeypatch):
     found = plan(data, gcn(), steps=None)
     assert found.steps == 1
     assert re.search(text, found.why)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_full_batch_is_the_only_batch_and_takes_no_histories(data, monkeypatch):
+    found = plan(data, gcn(), steps=None, num_parts=1)
+    assert found.steps == 1
+    assert "histories" not in found.components
+    assert "kept batches" not in found.components
+    assert found.components["batch"] > 0
+    assert found.components["batch before"] == 0
+    full = gas.training.FullBatch(gas.cluster(data, 1, model=gcn(), log=False), layout="fused")
+    peak = batch_bytes(gcn(), next(iter(full))).peak
+    expected = found.components["activations"] + found.components["gradients of activations"]
+    assert expected == pytest.approx(peak, rel=0.05)
+    # Blocks as large as rows of the graph go back to the system at once.
+    monkeypatch.setattr("gas.training.cost.LARGE_BYTES", 4 * 32 * data.num_nodes)
+    large = plan(data, gcn(), steps=None, num_parts=1).components["freed, not given back"]
+    assert large == 2 * 4 * 32 * data.num_nodes < found.components["freed, not given back"]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_full_batch_that_does_not_fit_is_not_compared_with(data):
+    every = plan(data, gcn(), steps=None).candidates
+    full = next(one for one in every if one.num_parts == 1)
+    smaller = [one.peak_bytes for one in every if one.peak_bytes < full.peak_bytes]
+    found = plan(data, gcn(), max(smaller), steps=None, dtype="float32", store="host")
+    assert found.num_parts > 1
+    assert "A full batch doesn't fit." in found.why
+    assert "of the time of a full batch" not in found.why
+
+
+def test_bytes_are_those_of_the_kernels_that_run():
+    """Counting doesn't replace passes of gas by operators of PyTorch that take more memory."""
+    x = torch.randn(1000, 64, requires_grad=True)
+    with LiveBytes() as live:
+        relu, out = gas.nn.relu_dropout(x, 0.5)
+        assert live.now == relu.nbytes + out.nbytes
+        assert "ReluDropout" in type(out.grad_fn).__name__
+    pool = BufferPool()
+    with LiveBytes() as live:
+        block = pool.allocate(1000, 1000, torch.float32)
+        assert live.now >= block.nbytes
+        del block
+        assert live.now == 0
 
 
 @pytest.mark.usefixtures("quiet")
@@ -427,7 +487,11 @@ def test_components_are_those_of_the_account():
         )  # fmt: skip
         for name in exact:
             assert wanted[name] == pytest.approx(held[name], rel=0.01), name
-        for name in ("batch", "activations", "gradients of activations", "between epochs"):
+        for account in (held, wanted):
+            account["peak of a batch"] = sum(
+                account[name] for name in ("activations", "gradients of activations")
+            )
+        for name in ("batch", "activations", "peak of a batch", "between epochs"):
             bound = 0.15 * held[name] + 200_000
             assert wanted[name] == pytest.approx(held[name], abs=bound), name
 
