@@ -122,7 +122,7 @@ def normalised(data: Data, ptr: torch.Tensor, out_channels: int) -> Graph:
     return Graph(Data(**kept, train_mask=data.train_mask), ptr, out_channels)
 
 
-def own_model(case: Case, graph: Graph, store: str | None = None) -> gas.ScalableGNN:
+def own_model(case: Case, graph: Graph, **options: Any) -> gas.ScalableGNN:
     return gas.models.GCN(
         graph.data.num_nodes,
         graph.data.num_features,
@@ -130,7 +130,7 @@ def own_model(case: Case, graph: Graph, store: str | None = None) -> gas.Scalabl
         graph.out_channels,
         case.num_layers,
         case.dropout,
-        store=store,
+        **options,
     )
 
 
@@ -149,8 +149,8 @@ def ahead(loader: gas.SubgraphLoader, model: gas.ScalableGNN) -> Any:
     return gas.PrefetchLoader(loader, model) if model.device.type == "cuda" else loader
 
 
-def make_gas(case: Case, graph: Graph, device: str = "cpu", store: str | None = None) -> Contender:
-    return with_histories(case, graph, own_model(case, graph, store).to(device))
+def make_gas(case: Case, graph: Graph, device: str = "cpu", **options: Any) -> Contender:
+    return with_histories(case, graph, own_model(case, graph, **options).to(device))
 
 
 def make_converted(case: Case, graph: Graph, device: str = "cpu") -> Contender:

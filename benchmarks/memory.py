@@ -16,6 +16,9 @@ its steps compute. The rest were not sampled, or leave the batch. gas uses every
 that leave the batch is a history. The last column is gas, with its histories, over its own full
 batch.
 
+The memory of the whole process, libraries, graph and histories included, is that of a deep GCN
+after some epochs, with smaller batches and less exact histories.
+
 As the graph grows, parts and parts per batch stay as large as they were. Where edges lead anywhere
 and hubs grow with the graph (``planted``), batches get more halo nodes nevertheless; where the
 neighbours of a node are near it (``ring``), they don't.
@@ -54,6 +57,14 @@ CASES = (
 QUICK = (Case("planted:20000", 2, 128, 64, 8, 0.3),)
 NODES_PER_PART = 250
 PARTS_PER_BATCH = 2
+# Of a whole process: contender, parts, parts per batch, precision of histories.
+WHOLE = (
+    ("gas full batch", 64, 8, "float32"),
+    ("gas", 64, 8, "float32"),
+    ("gas", 256, 8, "float32"),
+    ("gas", 256, 8, "bfloat16"),
+)
+EPOCHS = 3
 # As graphs grow, so do epochs: all train until the allocator has settled, and not much longer.
 LEAST_STEPS, MOST_STEPS = 100, 1000
 
@@ -81,6 +92,22 @@ def train(path: str, method: str, case: Case, device: str, least_steps: int) -> 
     if device == "cuda":
         return torch.cuda.max_memory_allocated() - workspaces
     return peak_rss_bytes() - before
+
+
+def train_whole(path: str, method: str, case: Case, dtype: str) -> dict[str, float]:
+    """Train for some epochs; return the peak of the process's memory, and seconds of an epoch."""
+    graph, _ = torch.load(path, weights_only=False)
+    torch.manual_seed(0)
+    options = {"dtype": getattr(torch, dtype)} if method == "gas" else {}
+    contender = MAKERS[method](case, graph, "cpu", **options)
+    release_freed_memory()
+    reset_peak_rss()
+    seconds = []
+    for _ in range(1 + EPOCHS):
+        start = time.perf_counter()
+        contender.epoch()
+        seconds.append(time.perf_counter() - start)
+    return {"peak_bytes": peak_rss_bytes(), "epoch_seconds": statistics.median(seconds[1:])}
 
 
 def make_some_steps(case: Case, graph: Graph, device: str = "cpu") -> Contender:
@@ -245,6 +272,32 @@ def by_size(args: argparse.Namespace, small: Graph) -> tuple[list[dict[str, Any]
     return results, markdown([*header, "histories", "graph"], rows)
 
 
+def of_process(args: argparse.Namespace, small: Graph) -> tuple[list[dict[str, Any]], str]:
+    """Return the memory of whole processes on the CPU, and the time of their epochs, in turn."""
+    if args.device != "cpu":
+        return [], ""
+    base = QUICK[0] if args.quick else CASES[1]
+    deep = replace(base, num_layers=max(args.layers))
+    cases = [replace(deep, num_parts=way[1], batch_size=way[2]) for way in WHOLE]
+    found: list[list[dict[str, float]]] = [[] for _ in WHOLE]
+    for _ in tqdm(range(args.repeats), desc="whole processes"):
+        for (method, _, _, dtype), case, values in zip(WHOLE, cases, found, strict=True):
+            with stored(prepare(args.root, case), small) as path:
+                values.append(run_apart(train_whole, path, method, case, dtype))
+    results, rows = [], []
+    for way, case, values in zip(WHOLE, cases, found, strict=True):
+        middle = {key: statistics.median(each[key] for each in values) for key in values[0]}
+        results.append({"settings": vars(case), "method": way[0], "dtype": way[3], **middle})
+        peak, seconds = (middle[key] / results[0][key] for key in middle)
+        name = way[0] if way[0] != "gas" else f"{way[1]} parts, {way[2]} per batch, {way[3]}"
+        rows.append([
+            f"{case.dataset}, {case.num_layers} layers", name, mebibytes(middle["peak_bytes"]),
+            f"{peak:.2f}x", f"{middle['epoch_seconds']:.2f} s", f"{seconds:.2f}x",
+        ])  # fmt: skip
+    header = ["graph", "training", "whole process", "over gas full batch", "epoch", "over its"]
+    return results, markdown(header, rows)
+
+
 def size_row(cell: dict[str, Any]) -> list[str]:
     return [
         mebibytes(cell["peak_bytes"]),
@@ -273,8 +326,9 @@ def main() -> None:
     small = prepare(args.root, SMALL)
     depths, depth_table = by_depth(args, small)
     sizes, size_table = by_size(args, small)
-    content = {"median_of": args.repeats, "by_depth": depths, "by_size": sizes}
-    save(args.name, content, f"{depth_table}\n\n{size_table}")
+    whole, whole_table = of_process(args, small)
+    content = {"median_of": args.repeats, "by_depth": depths, "by_size": sizes, "process": whole}
+    save(args.name, content, f"{depth_table}\n\n{size_table}\n\n{whole_table}")
 
 
 if __name__ == "__main__":

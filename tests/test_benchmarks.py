@@ -198,6 +198,15 @@ def test_memory(results, script, monkeypatch):
     assert "peak_bytes" in depth["methods"]["gas full batch"]
     assert [size["settings"]["num_parts"] for size in found["by_size"]] == [2, 4, 2]
     assert "| planted:500 | cpu | 2 | " in table
+    full, *others = found["process"]
+    assert full["method"] == "gas full batch"
+    assert [(one["settings"]["num_parts"], one["dtype"]) for one in others] == [
+        (64, "float32"),
+        (256, "float32"),
+        (256, "bfloat16"),
+    ]
+    assert all(one["peak_bytes"] > 2**20 and one["epoch_seconds"] > 0 for one in found["process"])
+    assert "| planted:500, 2 layers | 64 parts, 8 per batch, float32 | " in table
 
 
 # As on a device: all that needs none of what its rows take ----------------------------------------
