@@ -1,5 +1,6 @@
 import functools
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +9,10 @@ from conftest import random_graph
 from torch_geometric.data import Data
 
 import gas
-from gas.cli import MODELS, Experiment, Settings
+from gas.cli import MODELS, Experiment, Settings, command
 from gas.cli.command import Signals, Training
 from gas.cli.parser import Options
+from gas.history.store import MemoryStore
 from gas.training import run_epochs
 
 
@@ -323,6 +325,16 @@ def test_packing_what_was_found_to_fit_memory():
         make(data=data, store="host", pack="auto").run(0)
 
 
+def test_a_plan_chooses_the_store_of_histories_unless_it_is_a_function(tmp_path):
+    found = make(memory="1GB", path=tmp_path)  # Which a plan may use.
+    assert found.histories == {"dtype": found.plan.dtype, "store": "host"}
+
+    def store(num_rows, num_columns, dtype):
+        return MemoryStore(num_rows, num_columns, dtype)
+
+    assert make(memory="1GB", store=store).histories["store"] is store
+
+
 def test_augmentation_within_a_memory_budget():
     experiment = make(augment=gas.augment.DropEdge, memory_budget=1 << 30)
     assert len(experiment.run(0).loss) == 3
@@ -440,6 +452,18 @@ def test_of_runs_that_diverged_the_first_with_a_finished_epoch_is_kept():
     assert [failed["run"] for failed in training.failed] == [0, 1, 2, 3]
 
 
+@pytest.mark.requires("matplotlib")
+def test_the_error_of_several_runs_is_that_of_the_first_that_diverged(tmp_path, monkeypatch):
+    def diverge(seed, *_, **__):
+        raise FloatingPointError(f"the loss is NaN from seed {seed}")
+
+    experiment = SimpleNamespace(settings=settings(), run=diverge)
+    monkeypatch.setattr("gas.cli.command.prepare", lambda args: experiment)
+    expected = "3 of 3 runs failed, such as that from seed 5: the loss is NaN from seed 5"
+    with pytest.raises(FloatingPointError, match=expected):
+        command.run(Options(runs=3, seed=5, out=tmp_path), Signals())
+
+
 @pytest.mark.parametrize(
     ("finished", "told"),
     [(None, "no epoch has ended, and nothing is written"), ({}, "reporting the runs that ended")],
@@ -455,3 +479,20 @@ def test_an_interruption_keeps_a_run_that_diverged_with_a_finished_epoch(capsys,
     training = Training(args, SimpleNamespace(settings=settings(), run=interrupt), Signals())
     assert len(training.run()) == (0 if finished is None else 1)
     assert f"Interrupted: {told}." in capsys.readouterr().err
+
+
+def test_each_run_says_whether_it_goes_on_from_a_checkpoint(tmp_path, capsys):
+    def diverge(*_, **__):
+        raise FloatingPointError("the loss is NaN")
+
+    (tmp_path / "checkpoints/run1").mkdir(parents=True)
+    gas.save(tmp_path / "checkpoints/run1", torch.nn.Linear(1, 1))
+    args = Options(runs=3, resume=True, out=tmp_path)
+    Training(args, SimpleNamespace(settings=settings(), run=diverge), Signals()).run()
+    told = re.findall(r"^Run \d (?:starts over|goes on from).*$", capsys.readouterr().err, re.M)
+    folder = tmp_path / "checkpoints/run"
+    assert told == [
+        f"Run 1 starts over: {folder}0 has no checkpoint",
+        f"Run 2 goes on from {folder}1",
+        f"Run 3 starts over: {folder}2 has no checkpoint",
+    ]

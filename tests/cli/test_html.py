@@ -80,6 +80,22 @@ def test_a_report_shows_what_the_run_has_measured(folders):
     assert page.loaded == []
 
 
+def test_results_are_means_with_what_they_vary_by(folders, tmp_path):
+    metrics = json.loads((folders[0] / "metrics.json").read_text())
+    metrics["best_epoch"] = {"mean": 7.0, "std": 2.0, "values": [5, 7, 9]}
+    metrics["test_acc"] = {"mean": 0.5, "std": 0.125, "values": [0.375, 0.5, 0.625]}
+    metrics["train_epoch_seconds"] = {"mean": 0.25, "std": 0.0, "values": [0.25]}
+    metrics["val_acc"] = {"mean": None, "std": None, "values": [None]}
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+    cells = read(gas.report(tmp_path))[1].texts["td"]
+    found = dict(zip(cells[::2], cells[1::2], strict=True))
+    assert found["best epoch"] == "7 ± 2"
+    assert found["test accuracy, %"] == "50.00 ± 12.50"
+    assert found["time of an epoch, ms"] == "250.0"
+    assert found["validation accuracy, %"] == html.NONE
+    assert found["epochs"] == "3"
+
+
 def test_epochs_are_whole_numbers(folders):
     text, _ = read(gas.report(folders[0]))
     loss = figure_of(text, "Training loss")

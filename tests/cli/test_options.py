@@ -43,6 +43,11 @@ def test_an_error_of_the_system_without_a_file():
     assert explain_error(error).startswith("No space left on device: free some room")
 
 
+def test_an_error_of_the_allocator_is_its_first_line():
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes\nframe #0: posix()")
+    assert explain_error(error).startswith("DefaultCPUAllocator: can't allocate memory: 9 bytes: ")
+
+
 @pytest.mark.parametrize(
     ("norm", "architecture", "degree", "is_told"),
     [
