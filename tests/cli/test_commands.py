@@ -259,6 +259,15 @@ def test_values_of_files_are_those_of_the_command_line(tmp_path, capsys):
     assert "invalid choice 'often' for argument '--io'" in capsys.readouterr().err
 
 
+def test_the_model_is_gcn_and_for_types_sage_unless_given(tmp_path):
+    (tmp_path / "c.yaml").write_text("epochs: 1\n")
+    config = ["--config", str(tmp_path / "c.yaml")]
+    for given in ([], config):
+        model_of = {(): "gcn", ("--hetero",): "sage", ("--model", "pna"): "pna"}
+        for options, model in model_of.items():
+            assert parse([*given, *options], "gas train")[0].model == model
+
+
 # The command --------------------------------------------------------------------------------------
 
 
