@@ -59,7 +59,9 @@ OTHER_TESTS = {  # Where they have other names.
         *(f"cli/test_{n}.py" for n in ("options", "commands", "experiment", "command_folders")),
         "test_errors.py::test_texts[examples]",
     ],
-    "gas/cli/parser.py": ["cli/test_commands.py", "cli/test_command_folders.py"],
+    "gas/cli/parser.py": [
+        f"cli/test_{name}.py" for name in ("commands", "command_folders", "options")
+    ],
     "gas/cli/results.py": ["cli/test_commands.py", "cli/test_hetero.py"],
     "gas/cli/runs.py": [
         f"cli/test_{name}.py" for name in ("commands", "command_folders", "hetero")
