@@ -49,9 +49,11 @@ OTHER_TESTS = {  # Where they have other names.
         "checkpoint/test_resume.py",
     ],
     "gas/cli/command.py": [
-        f"cli/test_{name}.py" for name in ("commands", "command_folders", "experiment")
+        *(f"cli/test_{name}.py" for name in ("commands", "command_folders", "experiment")),
+        "test_errors.py::test_texts[examples]",
     ],
     "gas/cli/doctor.py": ["cli/test_commands.py"],
+    "gas/cli/experiment.py": ["cli/test_experiment.py", "cli/test_html.py"],
     "gas/cli/graphs.py": [
         f"cli/test_{name}.py" for name in ("experiment", "hetero", "command_folders")
     ],

@@ -515,6 +515,16 @@ def test_doctor_names_versions_and_cures(capsys, monkeypatch):
     assert "-> everything is slower: pip install ." in capsys.readouterr().out
 
 
+def test_doctor_fails_where_something_is_missing(monkeypatch):
+    monkeypatch.setattr("gas.cli.commands.examine", list)
+    main(["doctor"])
+    monkeypatch.setattr("gas.cli.commands.print_findings", len)
+    monkeypatch.setattr("gas.cli.commands.examine", lambda: ["a problem"])
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor"])
+    assert ended.value.code == 1
+
+
 def test_the_graph_stands_first_in_every_command(tmp_path, capsys):
     tables = write_tables(tmp_path / "tables")
     main(["train", str(tables), "--undirected", "--epochs", "1", "--out", str(tmp_path / "run")])

@@ -415,6 +415,19 @@ def test_targets_may_be_unknown_outside_the_masks(kind):
     assert all(math.isfinite(value) for value in run.loss + run.test_acc + run.train_acc)
 
 
+def test_running_statistics_of_a_full_batch_are_averages_over_steps():
+    """With histories they are those of the graph, here from the same weights."""
+    data, changes = graph(), {"batch_norm": True, "lr": 0.0, "epochs": 1}
+    of_graph, average = (
+        make(data=data, changes=changes, full_batch=full_batch).run(0, keep=True).best.state
+        for full_batch in (False, True)
+    )
+    names = [name for name in average if name.endswith("running_mean")]
+    assert names
+    for name in names:
+        torch.testing.assert_close(average[name], 0.1 * of_graph[name])
+
+
 def test_running_statistics_need_no_histories_of_their_own(monkeypatch):
     """Without a refresh they are gathered in those that evaluation has, before it."""
     data = random_graph(directed=False)

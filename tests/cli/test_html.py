@@ -167,6 +167,8 @@ def test_bars_are_the_milliseconds_of_a_step(folders, tmp_path, drawn):
     widths = [bar.get_width() for bar in axis.patches]
     expected = {name: 1000 * value / phases["steps"] for name, value in phases["seconds"].items()}
     assert dict(zip(names, widths, strict=True)) == pytest.approx(expected)
+    axis.set_xlim(0, 2)
+    assert any(tick % 1 for tick in axis.get_xticks())  # Milliseconds aren't whole numbers.
 
 
 def test_staleness_is_that_of_each_layer(folders):
