@@ -238,6 +238,13 @@ def test_early_stopping():
         run_epochs(model, data, lambda: 1.0, evaluate, 1, patience=0)
 
 
+def test_batches_of_training_are_drawn_anew_and_those_of_evaluation_are_in_order():
+    found = make(evaluation="layerwise").graph
+    for loader, is_drawn in ((found.loader, True), (found.inference, False)):
+        first = {tuple(next(iter(loader)).n_id.tolist()) for _ in range(8)}
+        assert (len(first) > 1) == is_drawn
+
+
 def test_a_memory_budget_makes_micro_batches():
     experiment = make(memory_budget=1 << 30)
     _, micro = experiment._make_batches(experiment.make_model())

@@ -222,6 +222,13 @@ def test_the_loss_of_an_epoch_is_the_mean_over_nodes(tmp_path):
     assert run.loss == pytest.approx([float(expected)])
 
 
+def test_batches_are_drawn_anew(tmp_path):
+    data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
+    settings = Settings.default("sage").replace(num_parts=6, batch_size=1)
+    loader = HeteroExperiment(data, settings, log=False).graph.loader
+    assert len({tuple(next(iter(loader))["shop"].n_id.tolist()) for _ in range(8)}) > 1
+
+
 def test_an_experiment_of_few_settings(tmp_path):
     """The architecture is that of sage, as far as it isn't given; other options are usual."""
     data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
