@@ -43,16 +43,34 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/augment/units.py": [f"augment/test_{name}.py" for name in ("base", "drop", "views")],
     "gas/augment/statistics.py": ["augment/test_mh.py", "augment/test_chain.py"],
     "gas/cli/__init__.py": ["cli/test_options.py", "cli/test_settings.py"],
-    "gas/cli/checkpoints.py": ["cli/test_commands.py", "training/test_diverged.py"],
+    "gas/cli/checkpoints.py": [
+        "cli/test_commands.py",
+        "training/test_diverged.py",
+        "checkpoint/test_resume.py",
+    ],
+    "gas/cli/command.py": [
+        *(f"cli/test_{name}.py" for name in ("commands", "command_folders", "experiment")),
+        "test_errors.py::test_texts[examples]",
+    ],
     "gas/cli/doctor.py": ["cli/test_commands.py"],
-    "gas/cli/graphs.py": ["cli/test_experiment.py", "cli/test_hetero.py"],
-    "gas/cli/options.py": [f"cli/test_{name}.py" for name in ("options", "commands", "experiment")],
-    "gas/cli/parser.py": ["cli/test_commands.py", "cli/test_command_folders.py"],
+    "gas/cli/experiment.py": ["cli/test_experiment.py", "cli/test_html.py"],
+    "gas/cli/graphs.py": [
+        f"cli/test_{name}.py" for name in ("experiment", "hetero", "command_folders")
+    ],
+    "gas/cli/options.py": [
+        *(f"cli/test_{n}.py" for n in ("options", "commands", "experiment", "command_folders")),
+        "test_errors.py::test_texts[examples]",
+    ],
+    "gas/cli/parser.py": [
+        f"cli/test_{name}.py" for name in ("commands", "command_folders", "options")
+    ],
     "gas/cli/results.py": ["cli/test_commands.py", "cli/test_hetero.py"],
     "gas/cli/runs.py": [
         f"cli/test_{name}.py" for name in ("commands", "command_folders", "hetero")
     ],
-    "gas/cli/setup.py": [f"cli/test_{name}.py" for name in ("experiment", "hetero", "settings")],
+    "gas/cli/setup.py": [
+        f"cli/test_{name}.py" for name in ("experiment", "hetero", "settings", "command_folders")
+    ],
     **{
         f"gas/graph/folder/{name}.py": ["graph/test_folder.py", "attacks/test_graph_folders.py"]
         for name in ("description", "new", "opening", "writing")

@@ -73,11 +73,12 @@ def machine() -> dict[str, Any]:
 
 def describe_machine(found: dict[str, Any]) -> str:
     """Return the description of :func:`machine` as a line of text."""
-    memory = human(found["memory_bytes"]) if found["memory_bytes"] else "unknown"
+    size = found["memory_bytes"]
+    memory = f"{human(size)} of memory" if size else "unknown memory"
     gpu = f", {found['gpu']}" if found["gpu"] else ""
     return (
-        f"{found['cpu']}, {found['threads']} threads on {found['cores']} cores, {memory} of "
-        f"memory{gpu}, torch {found['torch']}"
+        f"{found['cpu']}, {found['threads']} threads on {found['cores']} cores, {memory}{gpu}, "
+        f"torch {found['torch']}"
     )
 
 

@@ -118,6 +118,7 @@ def test_one_that_fails_leaves_the_others(monkeypatch):
     monkeypatch.setattr(Bench, "_make_full_batch", fail)
     found = make(num_parts=8, batch_size=2).measure(1)
     assert found[FULL].reason == "can't allocate memory: 8 bytes"
+    assert found[FULL].steps == 0
     assert all(found[name].seconds for name in NAMES[1:])
 
 

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.cli import main
+from gas.cli.graphs import check_folder_fits
 from gas.cli.options import make_experiment, parse_args
 
 pytestmark = pytest.mark.requires("tyro", "pyarrow", "safetensors", "matplotlib")
@@ -105,6 +106,17 @@ def test_memory_splits_the_mini_batches_of_a_folder(tmp_path, monkeypatch):
     assert experiment.histories["store"] == "disk"
 
 
+def test_a_run_on_a_folder_predicts_another_graph(tmp_path, monkeypatch):
+    for path, num_nodes in (("g", 300), ("other", 90)):
+        write_folder(tmp_path / path, 3, num_nodes)
+    options = ["--dataset", str(tmp_path / "g"), "--model", "sage", "--epochs", "1"]
+    main(["train", *options, "--out", str(tmp_path / "run")])
+    run = gas.load_run(tmp_path / "run")
+    assert len(run.predict(tmp_path / "other")["node"]) == 90
+    monkeypatch.delattr(type(run), "open_graph")  # It reads features into memory.
+    assert len(run.predict()["node"]) == 300
+
+
 def test_a_run_with_a_limit_of_memory_goes_on_from_a_folder(tmp_path):
     write_folder(tmp_path / "g", 4)
     options = ["train", "--dataset", str(tmp_path / "g"), "--model", "sage", "--memory", "64GB"]
@@ -126,6 +138,17 @@ def test_a_folder_that_does_not_fit_is_not_read(tmp_path, monkeypatch, command, 
     monkeypatch.setattr("gas.cli.graphs.free_memory", lambda: 1000)
     with pytest.raises(SystemExit, match=f"{name} reads the graph folder .*g into memory"):
         main([*command, str(tmp_path / "g")])
+
+
+def test_a_folder_may_fill_the_free_memory(tmp_path, monkeypatch):
+    write_folder(tmp_path / "g", 1)
+    size = sum(file.stat().st_size for file in (tmp_path / "g").glob("*.npy"))
+    monkeypatch.setattr("gas.cli.graphs.free_memory", lambda: size)
+    check_folder_fits(tmp_path / "g", "gas plan")
+    monkeypatch.setattr("gas.cli.graphs.free_memory", lambda: size - 1)
+    with pytest.raises(ValueError, match="into memory"):
+        check_folder_fits(tmp_path / "g", "gas plan")
+    check_folder_fits("planted:600", "gas plan")  # No folder.
 
 
 @pytest.mark.slow  # Processes that train on large features.

@@ -259,6 +259,15 @@ def test_values_of_files_are_those_of_the_command_line(tmp_path, capsys):
     assert "invalid choice 'often' for argument '--io'" in capsys.readouterr().err
 
 
+def test_the_model_is_gcn_and_for_types_sage_unless_given(tmp_path):
+    (tmp_path / "c.yaml").write_text("epochs: 1\n")
+    config = ["--config", str(tmp_path / "c.yaml")]
+    for given in ([], config):
+        model_of = {(): "gcn", ("--hetero",): "sage", ("--model", "pna"): "pna"}
+        for options, model in model_of.items():
+            assert parse([*given, *options], "gas train")[0].model == model
+
+
 # The command --------------------------------------------------------------------------------------
 
 
@@ -504,6 +513,16 @@ def test_doctor_names_versions_and_cures(capsys, monkeypatch):
     assert "pip install --no-build-isolation torch-scatter" in missing["torch-sparse"]
     assert print_findings(examine()) >= 1
     assert "-> everything is slower: pip install ." in capsys.readouterr().out
+
+
+def test_doctor_fails_where_something_is_missing(monkeypatch):
+    monkeypatch.setattr("gas.cli.commands.examine", list)
+    main(["doctor"])
+    monkeypatch.setattr("gas.cli.commands.print_findings", len)
+    monkeypatch.setattr("gas.cli.commands.examine", lambda: ["a problem"])
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor"])
+    assert ended.value.code == 1
 
 
 def test_the_graph_stands_first_in_every_command(tmp_path, capsys):

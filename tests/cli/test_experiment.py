@@ -1,5 +1,6 @@
 import functools
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -8,9 +9,10 @@ from conftest import random_graph
 from torch_geometric.data import Data
 
 import gas
-from gas.cli import MODELS, Experiment, Settings
+from gas.cli import MODELS, Experiment, Settings, command
 from gas.cli.command import Signals, Training
 from gas.cli.parser import Options
+from gas.history.store import MemoryStore
 from gas.training import run_epochs
 
 
@@ -236,6 +238,13 @@ def test_early_stopping():
         run_epochs(model, data, lambda: 1.0, evaluate, 1, patience=0)
 
 
+def test_batches_of_training_are_drawn_anew_and_those_of_evaluation_are_in_order():
+    found = make(evaluation="layerwise").graph
+    for loader, is_drawn in ((found.loader, True), (found.inference, False)):
+        first = {tuple(next(iter(loader)).n_id.tolist()) for _ in range(8)}
+        assert (len(first) > 1) == is_drawn
+
+
 def test_a_memory_budget_makes_micro_batches():
     experiment = make(memory_budget=1 << 30)
     _, micro = experiment._make_batches(experiment.make_model())
@@ -323,6 +332,16 @@ def test_packing_what_was_found_to_fit_memory():
         make(data=data, store="host", pack="auto").run(0)
 
 
+def test_a_plan_chooses_the_store_of_histories_unless_it_is_a_function(tmp_path):
+    found = make(memory="1GB", path=tmp_path)  # Which a plan may use.
+    assert found.histories == {"dtype": found.plan.dtype, "store": "host"}
+
+    def store(num_rows, num_columns, dtype):
+        return MemoryStore(num_rows, num_columns, dtype)
+
+    assert make(memory="1GB", store=store).histories["store"] is store
+
+
 def test_augmentation_within_a_memory_budget():
     experiment = make(augment=gas.augment.DropEdge, memory_budget=1 << 30)
     assert len(experiment.run(0).loss) == 3
@@ -403,6 +422,19 @@ def test_targets_may_be_unknown_outside_the_masks(kind):
     assert all(math.isfinite(value) for value in run.loss + run.test_acc + run.train_acc)
 
 
+def test_running_statistics_of_a_full_batch_are_averages_over_steps():
+    """With histories they are those of the graph, here from the same weights."""
+    data, changes = graph(), {"batch_norm": True, "lr": 0.0, "epochs": 1}
+    of_graph, average = (
+        make(data=data, changes=changes, full_batch=full_batch).run(0, keep=True).best.state
+        for full_batch in (False, True)
+    )
+    names = [name for name in average if name.endswith("running_mean")]
+    assert names
+    for name in names:
+        torch.testing.assert_close(average[name], 0.1 * of_graph[name])
+
+
 def test_running_statistics_need_no_histories_of_their_own(monkeypatch):
     """Without a refresh they are gathered in those that evaluation has, before it."""
     data = random_graph(directed=False)
@@ -440,6 +472,18 @@ def test_of_runs_that_diverged_the_first_with_a_finished_epoch_is_kept():
     assert [failed["run"] for failed in training.failed] == [0, 1, 2, 3]
 
 
+@pytest.mark.requires("matplotlib")
+def test_the_error_of_several_runs_is_that_of_the_first_that_diverged(tmp_path, monkeypatch):
+    def diverge(seed, *_, **__):
+        raise FloatingPointError(f"the loss is NaN from seed {seed}")
+
+    experiment = SimpleNamespace(settings=settings(), run=diverge)
+    monkeypatch.setattr("gas.cli.command.prepare", lambda args: experiment)
+    expected = "3 of 3 runs failed, such as that from seed 5: the loss is NaN from seed 5"
+    with pytest.raises(FloatingPointError, match=expected):
+        command.run(Options(runs=3, seed=5, out=tmp_path), Signals())
+
+
 @pytest.mark.parametrize(
     ("finished", "told"),
     [(None, "no epoch has ended, and nothing is written"), ({}, "reporting the runs that ended")],
@@ -455,3 +499,20 @@ def test_an_interruption_keeps_a_run_that_diverged_with_a_finished_epoch(capsys,
     training = Training(args, SimpleNamespace(settings=settings(), run=interrupt), Signals())
     assert len(training.run()) == (0 if finished is None else 1)
     assert f"Interrupted: {told}." in capsys.readouterr().err
+
+
+def test_each_run_says_whether_it_goes_on_from_a_checkpoint(tmp_path, capsys):
+    def diverge(*_, **__):
+        raise FloatingPointError("the loss is NaN")
+
+    (tmp_path / "checkpoints/run1").mkdir(parents=True)
+    gas.save(tmp_path / "checkpoints/run1", torch.nn.Linear(1, 1))
+    args = Options(runs=3, resume=True, out=tmp_path)
+    Training(args, SimpleNamespace(settings=settings(), run=diverge), Signals()).run()
+    told = re.findall(r"^Run \d (?:starts over|goes on from).*$", capsys.readouterr().err, re.M)
+    folder = tmp_path / "checkpoints/run"
+    assert told == [
+        f"Run 1 starts over: {folder}0 has no checkpoint",
+        f"Run 2 goes on from {folder}1",
+        f"Run 3 starts over: {folder}2 has no checkpoint",
+    ]

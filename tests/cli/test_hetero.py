@@ -212,12 +212,31 @@ def test_gradients_are_clipped(tmp_path):
     assert change[1e-12] < 0.1 * change[1.0]
 
 
+def test_the_loss_of_an_epoch_is_the_mean_over_nodes(tmp_path):
+    """Without learning it is that of the graph, in however many parts."""
+    data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
+    settings = Settings.default("sage").replace(lr=0, dropout=0.0, num_parts=4, epochs=1)
+    run = HeteroExperiment(data, settings, log=False).run(0, keep=True)
+    mask, y = data["shop"].train_mask, data["shop"].y
+    expected = torch.nn.functional.cross_entropy(run.best.out[mask], y[mask])
+    assert run.loss == pytest.approx([float(expected)])
+
+
+def test_batches_are_drawn_anew(tmp_path):
+    data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
+    settings = Settings.default("sage").replace(num_parts=6, batch_size=1)
+    loader = HeteroExperiment(data, settings, log=False).graph.loader
+    assert len({tuple(next(iter(loader))["shop"].n_id.tolist()) for _ in range(8)}) > 1
+
+
 def test_an_experiment_of_few_settings(tmp_path):
     """The architecture is that of sage, as far as it isn't given; other options are usual."""
     data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
     usual = {"refresh": "layerwise", "evaluation": "layerwise", "full_batch": False}
     found = HeteroExperiment(data, Settings(epochs=12, num_parts=4), log=False, **usual)
     assert dict(found.settings.architecture) == dict(Settings.default("sage").architecture)
+    for name in ("correct_drift", "warm_up", "average_weights"):
+        assert not getattr(found.settings, name)  # Which have no effect, and are saved as such.
     run = found.run(0, keep=True)
     assert len(run.loss) == 12
     assert found.phases["steps"] == 1

@@ -80,6 +80,22 @@ def test_a_report_shows_what_the_run_has_measured(folders):
     assert page.loaded == []
 
 
+def test_results_are_means_with_what_they_vary_by(folders, tmp_path):
+    metrics = json.loads((folders[0] / "metrics.json").read_text())
+    metrics["best_epoch"] = {"mean": 7.0, "std": 2.0, "values": [5, 7, 9]}
+    metrics["test_acc"] = {"mean": 0.5, "std": 0.125, "values": [0.375, 0.5, 0.625]}
+    metrics["train_epoch_seconds"] = {"mean": 0.25, "std": 0.0, "values": [0.25]}
+    metrics["val_acc"] = {"mean": None, "std": None, "values": [None]}
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+    cells = read(gas.report(tmp_path))[1].texts["td"]
+    found = dict(zip(cells[::2], cells[1::2], strict=True))
+    assert found["best epoch"] == "7 ± 2"
+    assert found["test accuracy, %"] == "50.00 ± 12.50"
+    assert found["time of an epoch, ms"] == "250.0"
+    assert found["validation accuracy, %"] == html.NONE
+    assert found["epochs"] == "3"
+
+
 def test_epochs_are_whole_numbers(folders):
     text, _ = read(gas.report(folders[0]))
     loss = figure_of(text, "Training loss")
@@ -151,6 +167,8 @@ def test_bars_are_the_milliseconds_of_a_step(folders, tmp_path, drawn):
     widths = [bar.get_width() for bar in axis.patches]
     expected = {name: 1000 * value / phases["steps"] for name, value in phases["seconds"].items()}
     assert dict(zip(names, widths, strict=True)) == pytest.approx(expected)
+    axis.set_xlim(0, 2)
+    assert any(tick % 1 for tick in axis.get_xticks())  # Milliseconds aren't whole numbers.
 
 
 def test_staleness_is_that_of_each_layer(folders):

@@ -4,9 +4,11 @@ import errno
 from types import SimpleNamespace
 
 import pytest
+from conftest import random_graph
 
+import gas
 from gas.cli import Settings
-from gas.cli.options import DENSE, _suggest_norm, explain_error, parse_args
+from gas.cli.options import DENSE, _suggest_norm, explain_error, make_augmentation, parse_args
 
 
 @pytest.mark.parametrize(
@@ -38,9 +40,31 @@ def test_numbers_start_at_one(tmp_path, option):
         parse_args([option, "0", "--out", str(tmp_path)])
 
 
+@pytest.mark.requires("tyro")
+def test_views_are_those_of_the_options(tmp_path):
+    def make(*options):
+        args = parse_args(["--undirected", *options, "--out", str(tmp_path)])
+        views, weights = make_augmentation(args)
+        return views and views(random_graph(directed=False)), weights
+
+    assert make() == (None, {"kl": 0.0, "h": 0.0})
+    for options, p in (((), 0.3), (("--drop", "0.5"), 0.5)):
+        views, weights = make("--augment", "drop_edge", *options, "--entropy", "2")
+        assert views.p == p
+        assert weights == {"kl": 0.0, "h": 2.0}
+    views, weights = make("--augment", "mh_aug", "--kl", "0.25")
+    assert views.num_steps == 12
+    assert weights == {**gas.augment.PUBLISHED["cora"].loss, "kl": 0.25}
+
+
 def test_an_error_of_the_system_without_a_file():
     error = OSError(errno.ENOSPC, "No space left on device")
     assert explain_error(error).startswith("No space left on device: free some room")
+
+
+def test_an_error_of_the_allocator_is_its_first_line():
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes\nframe #0: posix()")
+    assert explain_error(error).startswith("DefaultCPUAllocator: can't allocate memory: 9 bytes: ")
 
 
 @pytest.mark.parametrize(

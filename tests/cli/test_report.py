@@ -48,11 +48,36 @@ def test_diverged_runs():
 
 
 @pytest.mark.requires("matplotlib")
-def test_plot_curves(tmp_path):
-    for some in (runs(), runs()[:1]):
-        file = tmp_path / "curve.png"
-        report.plot_curves(file, some, "title")
-        assert file.read_bytes().startswith(b"\x89PNG")
+@pytest.mark.parametrize("epochs", [[2, 2], [2, 1], [2]])
+def test_plot_curves(tmp_path, monkeypatch, epochs):
+    """Curves are means of runs, of which a shorter one goes on as it ended, within their range."""
+    from matplotlib import pyplot
+
+    closed, some = [], runs()[: len(epochs)]
+    monkeypatch.setattr(pyplot, "close", closed.append)
+    for run, length in zip(some, epochs, strict=True):
+        for name in ("loss", "train_acc", "val_acc", "test_acc", "age"):
+            setattr(run, name, getattr(run, name)[:length])
+    report.plot_curves(tmp_path / "curve.png", some, "title")
+    monkeypatch.undo()
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    loss, score, age = closed[0].axes
+    for axis, names, scale in (
+        (loss, ["loss"], 1),
+        (score, ["train_acc", "val_acc", "test_acc"], 100),
+        (age, ["age"], 1),
+    ):
+        for name, line in zip(names, axis.get_lines(), strict=True):
+            each = [[getattr(run, name)[0], getattr(run, name)[-1]] for run in some]
+            assert list(line.get_xdata()) == [1, 2]
+            assert line.get_ydata() == pytest.approx(scale * np.mean(each, axis=0))
+        assert len(axis.collections) == len(names) * (len(some) > 1)
+    assert [line.get_label() for line in score.get_lines()] == ["train", "validation", "test"]
+    assert score.get_legend() is not None
+    assert loss.get_legend() is None
+    assert age.get_ylim()[0] == 0 < age.get_ylim()[1]
+    assert loss.get_ylim()[0] > 0
+    pyplot.close(closed[0])
 
 
 @pytest.mark.requires("tensorboard")
@@ -127,3 +152,11 @@ def test_machine():
     assert described["torch"] == torch.__version__
     assert 2**28 < described["memory_bytes"] < 2**48
     json.dumps(described)
+
+
+def test_a_machine_is_described_in_a_line():
+    found = {"cpu": "Z80", "threads": 1, "cores": 2, "memory_bytes": 3 << 30, "torch": "2.9.0"}
+    without = "Z80, 1 threads on 2 cores, 3 GiB of memory, torch 2.9.0"
+    assert report.describe_machine({**found, "gpu": None}) == without
+    unknown = report.describe_machine({**found, "memory_bytes": None, "gpu": "B1"})
+    assert unknown == "Z80, 1 threads on 2 cores, unknown memory, B1, torch 2.9.0"

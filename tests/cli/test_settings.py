@@ -122,6 +122,10 @@ def test_settings_that_nobody_gave():
     assert {name: layers["num_layers"] for name, layers in ARCHITECTURES.items()} == {
         "gcn": 2, "gat": 2, "appnp": 10, "gcn2": 8, "gin": 2, "sage": 2, "pna": 2, "pna_jk": 2,
     }  # fmt: skip
+    assert ARCHITECTURES["gat"] == {
+        "num_layers": 2, "hidden_channels": 8, "hidden_heads": 8, "out_heads": 1, "dropout": 0.5,
+    }  # fmt: skip
+    assert {ARCHITECTURES[name]["hidden_channels"] for name in {*MODELS} - {"gat"}} == {64}
 
 
 def test_zero_is_a_rate():
