@@ -564,6 +564,17 @@ def test_features_under_another_name():
     assert not torch.allclose(model.predict(graph, log=False), x)
 
 
+class OfPositions(Net):
+    def forward(self, pos, edge_index):
+        return self.conv2(self.conv1(pos, edge_index).relu(), edge_index)
+
+
+def test_an_attribute_of_the_graph_is_not_the_features():
+    data = random_graph()
+    data.pos = torch.rand(60, 5)
+    check(OfPositions(), data, lambda net, data: net(data.pos, data.edge_index))
+
+
 class AskingForWeights(Net):
     def forward(self, x, edge_index, edge_weight=None):
         return self.conv2(self.conv1(x, edge_index, edge_weight).relu(), edge_index, edge_weight)

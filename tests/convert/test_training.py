@@ -412,6 +412,17 @@ def test_numbers_of_numpy_by_a_tuple():
     gas.to_scalable(net_of(of_tuple), random_graph())
 
 
+def test_arrays_of_numpy_that_are_drawn_are_refused():
+    def forward(net, x, edge_index):
+        rows = net.conv1(x, edge_index)
+        if net.training:
+            rows = rows * torch.from_numpy(np.random.rand(8)).float()
+        return net.conv2(rows, edge_index)
+
+    with pytest.raises(ValueError, match="it draws random numbers in a way that isn't known"):
+        gas.to_scalable(net_of(forward), random_graph())
+
+
 def test_other_threads_draw_as_before():
     drawn = []
     with training_mode(nn.Linear(1, 1), 0.999):
