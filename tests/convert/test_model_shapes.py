@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import add_self_loops, degree, scatter
+from torch_geometric.utils import add_self_loops, degree, scatter, spmm
 
 import gas
 
@@ -291,6 +291,35 @@ def test_products_with_the_adjacency(kind, weighted):
         data.adj_t = torch.sparse_csr_tensor(*parts, size=data.adj_t.shape)
     model, _, _ = check(Product(kind), data, lambda net, data: net(data.x, data.adj_t))
     assert str(model).count("ProjectedConv(") == 2
+
+
+REDUCED = {
+    "mean": lambda adj, x: torch.sparse.mm(adj, x, "mean"),
+    "mean by name": lambda adj, x: torch.sparse.mm(adj, x, reduce="mean"),
+    "mean of PyG": lambda adj, x: spmm(adj, x, "mean"),
+    "max": lambda adj, x: torch.sparse.mm(adj, x, "amax"),
+    "min by name": lambda adj, x: torch.sparse.mm(adj, x, reduce="amin"),
+    "max of PyG": lambda adj, x: spmm(adj, x, reduce="max"),
+}
+
+
+@pytest.mark.parametrize("kind", REDUCED)
+def test_products_that_reduce_otherwise(kind, monkeypatch):
+    monkeypatch.setitem(PRODUCTS, kind, REDUCED[kind])
+    data = random_graph()
+    data.edge_weight = torch.rand(data.num_edges).double()
+    data = T.ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)(data)
+    check(Product(kind), data, lambda net, data: net(data.x, data.adj_t))
+
+
+def test_a_product_into_a_tensor_is_refused(monkeypatch):
+    def multiply(adj, x):
+        return torch.mm(adj, x.detach(), out=torch.empty_like(x))
+
+    monkeypatch.setitem(PRODUCTS, "out", multiply)
+    data = T.ToSparseTensor(layout=torch.sparse_csr)(random_graph())
+    with pytest.raises(ValueError, match="'mm' of the graph's matrix can't be"):
+        gas.to_scalable(Product("out"), data)
 
 
 def test_a_product_needs_a_matrix():
