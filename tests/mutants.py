@@ -37,7 +37,41 @@ OPERATORS = re.compile(
     "|ReplaceUnaryOperator_(Delete_.*|USub_UAdd)"
     "|Replace(True|False|And|Or|Break|Continue)With.*|AddNot|NumberReplacer)"
 )
+CONVERT = {  # Of gas/convert, whose tests are by what users write: see tests/convert.
+    "arguments": "given_lists model_shapes own_layers kept user_shapes",
+    "check": "unusual_modules given_graph layers training own_layers",
+    "conversion": "unusual_modules changes training kept user_shapes",
+    "edge_layers": "given_graph matrices own_layers model_shapes common_lines",
+    "edge_values": "projections messages kept edge_dropout edge_lists",
+    "failures": "user_shapes kept model_shapes node_tables",
+    "inputs": "given_graph unusual_modules user_shapes model_shapes",
+    "known": "unusual_modules training common_lines user_shapes",
+    "layers": "given_graph own_layers messages layers edge_lists",
+    "lists_and_tables": "given_lists node_tables kept",
+    "messages": "messages projections edge_lists",
+    "model": "histories parts relu_dropout followed user_shapes",
+    "modes": "training edge_dropout user_shapes",
+    "normalise": "given_graph own_layers model_shapes edge_lists",
+    "outputs": "training changes kept user_shapes",
+    "place": "histories unusual_modules common_lines model_shapes",
+    "preparation": "matrices messages edge_lists",
+    "prepare": "matrices messages kept edge_dropout edge_lists",
+    "products": "projections matrices messages node_tables",
+    "rewrite": "training matrices projections relu_dropout messages user_shapes",
+    "runs": "training changes kept edge_dropout",
+    "sample": "unusual_modules given_graph model_shapes",
+    "scalable": "unusual_modules user_shapes given_lists node_tables",
+    "scope": "training projections own_layers edge_dropout",
+    "segments": "user_shapes",
+    "state": "training changes kept edge_dropout",
+    "trace": "changes training own_layers messages user_shapes",
+    "traced": "unusual_modules projections messages given_lists",
+}
 OTHER_TESTS = {  # Where they have other names.
+    **{
+        f"gas/convert/{name}.py": [f"convert/test_{test}.py" for test in tests.split()]
+        for name, tests in CONVERT.items()
+    },
     "gas/augment/checks.py": ["augment/test_base.py", "augment/test_mh.py"],
     "gas/augment/mh.py": ["augment/test_mh.py", "augment/test_chain.py"],
     "gas/augment/units.py": [f"augment/test_{name}.py" for name in ("base", "drop", "views")],

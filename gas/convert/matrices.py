@@ -52,7 +52,7 @@ def add_product(net: Module, name: str) -> None:
 
 def product_name(reduce: str) -> str:
     """Return the name of the layer of a product, by how it reduces."""
-    return "_product_" + ("sum" if reduce == "add" else reduce)
+    return "_product_" + {"add": "sum", "amin": "min", "amax": "max"}.get(reduce, reduce)
 
 
 class MatrixError(ValueError):

@@ -322,7 +322,7 @@ def number_values(graph: Graph, known: dict[str, int], outcomes: Sequence[bool] 
     """
     numbers: dict[Node, str] = {}
     flags = [node for node in graph.nodes if node.target is draw_flag]
-    chosen = dict(zip(flags, outcomes, strict=False))
+    chosen = dict(zip(flags, outcomes, strict=True))
     for node in graph.nodes:
         if node.target is choose:
             is_first = chosen[cast(Node, node.args[0])]

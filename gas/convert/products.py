@@ -40,12 +40,12 @@ def replace_products(net: Module, graph: Graph, source: Node) -> None:
         is_product = (node.op == "call_function" and node.target in FUNCTIONS) or (
             node.op == "call_method" and node.target in METHODS
         )
-        if not is_product or len(node.args) != 2 or not {"reduce"}.issuperset(node.kwargs):
+        if not is_product or len(node.args) < 2 or not {"reduce"}.issuperset(node.kwargs):
             continue
-        matrix, x = node.args
-        if matrix is source and x is not source:
+        matrix, x, reduce = (*node.args, node.kwargs.get("reduce", "sum"))[:3]
+        name = product_name(str(reduce))
+        if matrix is source and x is not source and name in PRODUCTS:
             with graph.inserting_before(node):
-                name = product_name(str(node.kwargs.get("reduce", "sum")))
                 made = graph.call_module(name, (x, matrix))
             node.replace_all_uses_with(made)
             graph.erase_node(node)

@@ -226,7 +226,7 @@ def join_columns(tensors: Sequence[Tensor]) -> Tensor:
     if any(rows.is_floating_point() for rows in found):
         for position, rows in enumerate(found):
             if rows.dtype == torch.long:
-                high = (rows >> 32) + ((rows >> 31) & 1)
+                high = rows >> 32
                 rows = torch.cat([high, rows - (high << 32)], 1)
             if not rows.is_floating_point() and rows.dtype != torch.bool:
                 found[position] = rows.double()

@@ -272,7 +272,8 @@ class FixedNumbers(TorchDispatchMode):
             return out.fill_(1)
         self.found.append(name)
         if name in OF_INPUTS:
-            return OF_INPUTS[name](self._number, *args)
+            found = OF_INPUTS[name](self._number, *args)
+            return found if isinstance(found, Tensor) else out.fill_(found)  # normal(0.0, 1.0, 5)
         if name == "randperm":
             return out.copy_(torch.arange(out.numel() - 1, -1, -1))
         return out.fill_(self._number)  # Of integers, 0.

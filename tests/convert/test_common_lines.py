@@ -1,6 +1,7 @@
 """Lines that many modules have in forward, each alone between two layers."""
 
 import copy
+import operator
 
 import pytest
 import torch
@@ -93,12 +94,23 @@ def test_lines(line):
     check_gradients(net_of(LINES[line]), random_graph(), of_x, fewest=3)
 
 
-def test_a_number_of_nodes_above_zero_is_not_known():
-    def forward(net, x, edge_index):
-        return net.b(net.a(x, edge_index), edge_index) if x.size(0) > 1 else x
+@pytest.mark.parametrize(
+    ("compare", "number"),
+    [
+        (operator.gt, 0), (operator.ge, 1), (operator.lt, 1), (operator.le, 0),
+        (operator.eq, 0), (operator.ne, 0),
+    ],
+)  # fmt: skip
+def test_only_whether_there_are_nodes_is_known(compare, number):
+    """A mini-batch may have a single one."""
 
+    def forward(net, x, edge_index):
+        rows = net.a(x, edge_index)
+        return net.b(rows.relu() if compare(x.size(0), net.number) else rows.tanh(), edge_index)
+
+    check(net_of(forward, number=number), random_graph(), of_x)
     with pytest.raises(ValueError, match="must not depend on values of tensors"):
-        gas.to_scalable(net_of(forward), random_graph())
+        gas.to_scalable(net_of(forward, number=number + 1), random_graph())
 
 
 def matrix(is_weighted=True):
@@ -172,6 +184,15 @@ def test_features_of_three_dimensions():
         return net.b(net.a(net.time(x).mean(1), edge_index).relu(), edge_index)
 
     check(net_of(forward, time=time), data, of_x)
+
+
+def test_rows_of_nodes_in_columns():
+    def forward(net, x, edge_index):
+        columns = x.t()
+        rows = net.b(net.a(columns.t(), edge_index).relu(), edge_index)
+        return torch.cat([rows.t(), columns]).t()
+
+    check(net_of(forward), random_graph(), of_x)
 
 
 def test_weights_of_another_precision_are_refused_with_the_cure():

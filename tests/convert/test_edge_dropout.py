@@ -321,7 +321,7 @@ def test_dropout_that_is_switched_off():
 @pytest.mark.parametrize(
     "source",
     [
-        random.random, lambda: float(torch.rand(())),
+        random.random, lambda: float(torch.rand(())), lambda: float(torch.normal(3.0, 1.0, (1,))),
         random.Random(0), np.random.default_rng(0), np.random.RandomState(0),
     ],
 )  # fmt: skip

@@ -173,6 +173,14 @@ def test_ids_that_no_node_has_and_lists_without_edges():
         gas.to_scalable(net, other)
 
 
+def test_edges_of_a_graph_without_nodes_are_refused():
+    data = graph_of("pos_edge_index", "neg_edge_index")
+    model = gas.to_scalable(pyg.SignedGCN(5, 8, 2), data)
+    data.x, data.num_nodes = data.x[:0], 0
+    with pytest.raises(ValueError, match="but 'num_nodes' is 0"):
+        gas.cluster(data, 4, model=model, log=False)
+
+
 def test_a_graph_without_one_of_the_lists_is_refused():
     data = graph_of("pos_edge_index", "neg_edge_index")
     model = gas.to_scalable(pyg.SignedGCN(5, 8, 2), data)

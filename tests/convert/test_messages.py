@@ -604,7 +604,7 @@ class Copying(Net):
         assert hidden.shape == (x.size(0), 8)
         hidden.add_(1.0)
         F.relu_(hidden)
-        return self.conv2(hidden, edge_index)
+        return self.conv2(hidden, torch.stack((row, col), 0))
 
 
 def test_copies_of_the_edges_and_changes_in_place():

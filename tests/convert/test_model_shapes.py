@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import SAGEConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import add_self_loops, degree, scatter
+from torch_geometric.utils import add_self_loops, degree, scatter, spmm
 
 import gas
 
@@ -293,6 +293,35 @@ def test_products_with_the_adjacency(kind, weighted):
     assert str(model).count("ProjectedConv(") == 2
 
 
+REDUCED = {
+    "mean": lambda adj, x: torch.sparse.mm(adj, x, "mean"),
+    "mean by name": lambda adj, x: torch.sparse.mm(adj, x, reduce="mean"),
+    "mean of PyG": lambda adj, x: spmm(adj, x, "mean"),
+    "max": lambda adj, x: torch.sparse.mm(adj, x, "amax"),
+    "min by name": lambda adj, x: torch.sparse.mm(adj, x, reduce="amin"),
+    "max of PyG": lambda adj, x: spmm(adj, x, reduce="max"),
+}
+
+
+@pytest.mark.parametrize("kind", REDUCED)
+def test_products_that_reduce_otherwise(kind, monkeypatch):
+    monkeypatch.setitem(PRODUCTS, kind, REDUCED[kind])
+    data = random_graph()
+    data.edge_weight = torch.rand(data.num_edges).double()
+    data = T.ToSparseTensor(attr="edge_weight", layout=torch.sparse_csr)(data)
+    check(Product(kind), data, lambda net, data: net(data.x, data.adj_t))
+
+
+def test_a_product_into_a_tensor_is_refused(monkeypatch):
+    def multiply(adj, x):
+        return torch.mm(adj, x.detach(), out=torch.empty_like(x))
+
+    monkeypatch.setitem(PRODUCTS, "out", multiply)
+    data = T.ToSparseTensor(layout=torch.sparse_csr)(random_graph())
+    with pytest.raises(ValueError, match="'mm' of the graph's matrix can't be"):
+        gas.to_scalable(Product("out"), data)
+
+
 def test_a_product_needs_a_matrix():
     with pytest.raises(ValueError, match="'adj_t' as a matrix, and the graph has none: T.ToSparse"):
         gas.to_scalable(Product("@"), random_graph())
@@ -562,6 +591,17 @@ def test_features_under_another_name():
     x = model.predict(graph, log=False)
     graph.x = graph.x + 1
     assert not torch.allclose(model.predict(graph, log=False), x)
+
+
+class OfPositions(Net):
+    def forward(self, pos, edge_index):
+        return self.conv2(self.conv1(pos, edge_index).relu(), edge_index)
+
+
+def test_an_attribute_of_the_graph_is_not_the_features():
+    data = random_graph()
+    data.pos = torch.rand(60, 5)
+    check(OfPositions(), data, lambda net, data: net(data.pos, data.edge_index))
 
 
 class AskingForWeights(Net):

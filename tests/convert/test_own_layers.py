@@ -162,6 +162,15 @@ def test_layers_with_and_without_self_loops(loops):
     torch.testing.assert_close(again.predict(graph, log=False), out)
 
 
+def test_edges_are_marked_only_where_layers_add_self_loops():
+    for loops, marks in ((True, ["is_given_edge"]), (False, [])):
+        net = Layers(GCNConv(5, 8, add_self_loops=loops), SAGEConv(8, 8))
+        model = gas.to_scalable(net, random_graph())
+        assert f"after GCNNorm(improved=False, add_self_loops={loops}" in str(model)
+        graph = gas.cluster(random_graph(), 2, model=model, log=False)
+        assert [key for key in graph.to_dict() if "given" in key] == marks
+
+
 def test_several_self_loops_of_a_node():
     data = random_graph()
     data.edge_index = torch.cat([data.edge_index, torch.full((2, 3), 3)], dim=1)

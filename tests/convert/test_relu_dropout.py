@@ -195,15 +195,21 @@ def test_layers_that_are_changed_are_called_one_after_the_other(change, calls):
     assert all(map(torch.equal, found, expected))
 
 
-def test_the_probability_may_change(calls):
+def test_the_probability_may_change(calls, monkeypatch):
+    made, original = [], rewrite.drop_in_one_pass
+    monkeypatch.setattr(
+        gas.convert.model, "drop_in_one_pass", lambda *args: made.append(1) or original(*args)
+    )
     model, data = make(IN_ONE_PASS["modules"])
     train(model, data)
+    assert len(made) == 1  # Not for each mini-batch.
     other = copy.deepcopy(model)
     for each in (model, other):
         each.net.drop.p = 0.8
     calls.clear()
     found, expected = train(model, data), train(other, data, apart=True)
     assert len(calls) == 2 * 2 * 2
+    assert len(made) == 2
     assert all(map(torch.equal, found, expected))
 
 

@@ -330,6 +330,40 @@ def test_branches_that_evaluation_takes_always():
         assert abs(mine - theirs) < 0.1
 
 
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_evaluation_is_unlike_both_branches(p):
+    def forward(net, x, edge_index):
+        rows = net.conv1(x, edge_index)
+        if not net.training:
+            rows = rows.sigmoid()
+        elif torch.rand(1) < p:
+            rows = rows.relu()
+        else:
+            rows = rows.tanh()
+        return net.conv2(rows, edge_index)
+
+    check_both_modes(net_of(forward), random_graph())
+
+
+def test_noise_of_a_mean_and_a_deviation():
+    def forward(net, x, edge_index):
+        rows = net.conv1(x, edge_index)
+        if net.training:
+            rows = rows + torch.normal(4.0, 0.5, rows.size())
+        return net.conv2(rows, edge_index)
+
+    net, data = net_of(forward), random_graph()
+    model = gas.to_scalable(net, data)
+    batch, nodes = single_batch(model, data)
+    torch.manual_seed(0)
+    expected = net.train()(data.x, data.edge_index)
+    torch.manual_seed(0)
+    assert nodes.tolist() == list(range(60))  # The order of the noise.
+    torch.testing.assert_close(model.train()(batch), expected)
+    expected = net.eval()(data.x, data.edge_index)
+    torch.testing.assert_close(model.eval()(batch), expected)
+
+
 class Scripted(nn.Module):
     def forward(self, x):
         return x.relu() + 1
@@ -376,6 +410,17 @@ def of_tuple(net, x, edge_index):
 
 def test_numbers_of_numpy_by_a_tuple():
     gas.to_scalable(net_of(of_tuple), random_graph())
+
+
+def test_arrays_of_numpy_that_are_drawn_are_refused():
+    def forward(net, x, edge_index):
+        rows = net.conv1(x, edge_index)
+        if net.training:
+            rows = rows * torch.from_numpy(np.random.rand(8)).float()
+        return net.conv2(rows, edge_index)
+
+    with pytest.raises(ValueError, match="it draws random numbers in a way that isn't known"):
+        gas.to_scalable(net_of(forward), random_graph())
 
 
 def test_other_threads_draw_as_before():

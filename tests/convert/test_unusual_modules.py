@@ -105,6 +105,21 @@ def test_features_whose_logarithm_is_taken():
         gas.to_scalable(Net(lambda net, x: (x - 100).log()), data)
 
 
+class Centred(pyg.SAGEConv):
+    """Subtracts the mean of all nodes."""
+
+    def forward(self, x, edge_index):
+        return super().forward(x - x.mean(dim=0), edge_index)
+
+
+def test_features_that_are_alike_hide_no_layer_that_compares_them():
+    """Nor where random ones can't stand in for them, because their square roots are taken."""
+    net = Net(lambda net, x: x.sqrt())
+    net.a = Centred(W, 8)
+    with pytest.raises(ValueError, match=r"'a' \(Centred\) isn't exact on mini-batches"):
+        gas.to_scalable(net, graph(x=torch.ones(N, W)))
+
+
 def test_gates_that_are_zero_at_first():
     class Gate(nn.Module):
         def __init__(self):

@@ -963,6 +963,15 @@ CASES = {
         a=pyg.GCNConv(2, 2),
         b=pyg.GCNConv(2, 2, add_self_loops=False),
     ),
+    "an attribute of edges beside two lists of them": lambda t: convert(
+        lambda net, x, edge_index, edge_attr: net.b(
+            net.a(x, edge_index, edge_attr), edge_index.flip(0), edge_attr
+        ),
+        "x, edge_index, edge_attr",
+        data=ring(edge_attr=torch.linspace(0, 1, 8)[:, None]),
+        a=pyg.GATConv(2, 2, edge_dim=1),
+        b=pyg.GATConv(2, 2, edge_dim=1),
+    ),
     "a weighted adj_t to a layer that takes no weights": lambda t: convert(
         lambda net, x, adj_t: net.conv(net.gcn(x, adj_t), adj_t),
         "x, adj_t",
