@@ -177,7 +177,7 @@ def error(one: dict[str, Any], name: str) -> float:
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, name="plan")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--datasets", nargs="*", help="a part of the cases")
     args = parser.parse_args()
@@ -206,7 +206,7 @@ def main() -> None:
             [chosen_row(one) for one in chosen],
         ),
     ]  # fmt: skip
-    save("plan", {"epochs": args.epochs, "sweep": sweep, "chosen": chosen}, "\n\n".join(tables))
+    save(args.name, {"epochs": args.epochs, "sweep": sweep, "chosen": chosen}, "\n\n".join(tables))
 
 
 if __name__ == "__main__":

@@ -202,8 +202,8 @@ def test_memory(results, script, monkeypatch):
     assert full["method"] == "gas full batch"
     assert [(one["settings"]["num_parts"], one["dtype"]) for one in others] == [
         (64, "float32"),
-        (256, "float32"),
-        (256, "bfloat16"),
+        (512, "float32"),
+        (512, "bfloat16"),
     ]
     assert all(one["peak_bytes"] > 2**20 and one["epoch_seconds"] > 0 for one in found["process"])
     assert "| planted:500, 2 layers | 64 parts, 8 per batch, float32 | " in table
