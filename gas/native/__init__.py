@@ -101,6 +101,7 @@ from gas.native.segments import padded_sizes, read_bytes, read_segments, write_b
 from gas.native.transfer import (
     CODECS,
     LARGE_BYTES,
+    MOST_IDLE_BYTES,
     SHARED,
     BufferPool,
     Job,

@@ -303,7 +303,7 @@ class BufferPool:
     """
 
     def __init__(self, most_idle_bytes: float = math.inf) -> None:
-        self.most_idle_bytes = most_idle_bytes
+        self._most = [most_idle_bytes]  # Shared with blocks in use, which come back later.
         # By dtype: earlier contents of a buffer are finite numbers of its type.
         self._idle: dict[torch.dtype, deque[np.ndarray]] = defaultdict(deque)
         self._blocks: list[weakref.ref[np.ndarray]] = []
@@ -334,7 +334,7 @@ class BufferPool:
             self._note_peak(block)
         # The tensor keeps the array alive; the block is idle again when both are freed.
         array = block[:size]
-        back = weakref.finalize(array, self._give_back, idle, block, self.most_idle_bytes)
+        back = weakref.finalize(array, self._give_back, idle, block, self._most)
         back.atexit = False
         storage = torch.from_numpy(array).untyped_storage()
         # Not a view: views that were made without gradient are read-only to autograd.
@@ -351,6 +351,15 @@ class BufferPool:
         self.peak_bytes = max(self.peak_bytes, held)
 
     @property
+    def most_idle_bytes(self) -> float:
+        """The upper bound of the idle memory of one dtype."""
+        return self._most[0]
+
+    @most_idle_bytes.setter
+    def most_idle_bytes(self, most_idle_bytes: float) -> None:
+        self._most[0] = most_idle_bytes
+
+    @property
     def idle_bytes(self) -> int:
         """The size of the idle memory."""
         return sum(block.size for idle in tuple(self._idle.values()) for block in tuple(idle))
@@ -361,8 +370,9 @@ class BufferPool:
             idle.clear()
 
     @staticmethod
-    def _give_back(idle: deque[np.ndarray], block: np.ndarray, most_bytes: float) -> None:
+    def _give_back(idle: deque[np.ndarray], block: np.ndarray, most: list[float]) -> None:
         idle.append(block)  # Atomic: this may run in any thread, at any time.
+        (most_bytes,) = most
         with contextlib.suppress(IndexError):  # Another thread has taken the last one.
             while len(idle) > MOST_IDLE or sum([block.size for block in tuple(idle)]) > most_bytes:
                 idle.popleft()

@@ -168,7 +168,8 @@ def make_plan(best: Candidate, seen: list[Candidate], limit: int, first: str) ->
         elif other:
             why += f" Histories are expected to take {ratio:.2g} times as long to its accuracy."
     elif full is not None and full.peak_bytes > limit:  # Its time is extrapolated from far away.
-        why += " A full batch doesn't fit."
+        what = "A full batch" if full.num_parts == 1 else "A mini-batch of all parts"
+        why += f" {what} isn't expected to fit."
     elif full is not None:
         ratio = best.relative_seconds / full.relative_seconds
         why += f" It is expected to take {ratio:.2g} of the time of a full batch to accuracy."

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from gas.graph import Edges, PartitionOptions, cluster, find_parts, remove_edges
 from gas.history import Codec, StoreFactory
 from gas.loader import CACHE_BYTES, SubData, SubgraphLoader, tensors
-from gas.native import LARGE_BYTES, resident_bytes
+from gas.native import LARGE_BYTES, MOST_IDLE_BYTES, resident_bytes
 from gas.scalable import ScalableGNN
 from gas.training.choice import FREED, Candidate
 from gas.training.measure import (
@@ -28,8 +28,6 @@ from gas.training.measure import (
 MOST_SAMPLED = 4  # Mini-batches whose halo is counted, for each number and size of parts.
 ROWS = 1 << 22  # Edges that are counted at once.
 EPOCHS = 5  # The largest mini-batch is that of this many epochs of random ones.
-# Larger blocks go back at once, except some of those of products; 1.6 for a GCN of 6 layers of 128.
-IDLE_BLOCKS = 2
 
 Store = str | StoreFactory | None
 Way = tuple[int, int, int]  # Parts, parts per mini-batch, mini-batches per step.
@@ -266,13 +264,13 @@ class Predictor:
         number = math.ceil(num_parts / batch_size)
         between = number * self._between(mean)
         components = dict(self._constant)
-        if num_parts == 1:  # Trained as a full batch, which takes no histories.
-            components |= self._batch_bytes(largest, 0.0, is_whole=True)
-        else:
-            if batch_size == 1:
-                components["kept batches"] = int(min(between, CACHE_BYTES))
-            components |= self._history_bytes(codec, store)
-            components |= self._batch_bytes(largest, extra[1])
+        is_whole = num_parts == 1
+        if is_whole:
+            components["full batch"] = self._whole_bytes(components["features"])
+        elif batch_size == 1:
+            components["kept batches"] = int(min(between, CACHE_BYTES))
+        components |= self._history_bytes(codec, store)
+        components |= self._batch_bytes(largest, extra[1], is_whole)
         is_kept = num_parts == 1 or (batch_size == 1 and between <= CACHE_BYTES)
         seconds = self._step(mean) + (0 if is_kept else self._cut(mean))
         seconds += extra[0] * (mean.own + mean.halo)
@@ -296,17 +294,20 @@ class Predictor:
             held["histories"] = rows * sum(map(codec.row_bytes, widths))
         return held
 
-    def _batch_bytes(
-        self, largest: Shape, per_row: float, is_whole: bool = False
-    ) -> dict[str, int]:
+    def _whole_bytes(self, features: int) -> int:
+        """Predict the bytes of the graph as one batch, which has a copy of the features."""
+        return int(self._untrained(self._graph)) + features
+
+    def _batch_bytes(self, largest: Shape, per_row: float, is_whole: bool) -> dict[str, int]:
         """Predict the bytes of the largest mini-batch, or of evaluation, if that is more.
 
-        A full batch, the same in every epoch, is also that of evaluation.
+        The graph as one batch is the same in every epoch; training adds its transposes.
         """
         more = per_row * (largest.own + largest.halo)
         batch, kept = self._batch(largest), self._kept(largest) + more
         peak = max(kept, self._peak(largest) + more)
-        before = 0 if is_whole else batch
+        batch = max(0.0, batch - self._untrained(largest)) if is_whole else batch
+        before = 0.0 if is_whole else batch
         training, evaluating = batch + before + peak, 0.0
         if is_whole:
             evaluating = batch + self._evaluated(largest)
@@ -315,9 +316,9 @@ class Predictor:
         elif self._evaluation == "layerwise":
             evaluating = 2 * batch + self._evaluated(largest) + more
         evaluating += self._constant.get("outputs", 0)  # In addition to those of the best epoch.
-        block, freed = largest.own * self._row_bytes, FREED * max(training, evaluating)
-        if block >= LARGE_BYTES:
-            freed = IDLE_BLOCKS * block
+        freed = FREED * max(training, evaluating)
+        if largest.own * self._row_bytes >= LARGE_BYTES:
+            freed = min(freed, MOST_IDLE_BYTES / 2)  # Measured: 155 to 240 MiB.
         return {
             "batch": int(batch),
             "batch before": int(before),
@@ -342,8 +343,7 @@ class Predictor:
         account.enter("loader", (relabel.rowptr, relabel.col, relabel.e_id, relabel.weight))
         account.enter("loader", relabel.scratch_bytes)
         if self._evaluation == "full":
-            whole = int(self._untrained(self._graph)) + account.held["features"]
-            account.enter("full batch", whole)
+            account.enter("full batch", self._whole_bytes(account.held["features"]))
         parameters = sum(parameter.nbytes for parameter in model.parameters())
         account.enter("parameters and optimizer", 4 * parameters)  # Adam's.
         if self._evaluation != "none":

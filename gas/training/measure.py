@@ -372,8 +372,8 @@ def limit_freed_memory() -> None:
 
     Otherwise the C library keeps blocks of up to 32 MiB. Mini-batches differ in size, so that the
     blocks of one don't fit the next, and memory becomes fragmented. And models keep up to 512 MiB
-    for large products. The cost is that the system clears new blocks. Unless the C library is
-    GNU's, the former is not changed.
+    of each type for large products and packed rows. The cost is that the system clears new blocks.
+    Unless the C library is GNU's, its blocks stay as they are.
     """
     SHARED.most_idle_bytes = 0
     SHARED.clear()

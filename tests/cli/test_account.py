@@ -15,7 +15,7 @@ from gas.cli import Experiment, Settings
 from gas.cli.account import _batch_tensors, _enter_rows
 from gas.graph.attributes import remove_edges
 from gas.native.rows import sparse_csr
-from gas.native.transfer import SHARED, BufferPool
+from gas.native.transfer import MOST_IDLE_BYTES, SHARED, BufferPool
 from gas.training import measure
 from gas.training.measure import MemoryAccount, release_freed_memory
 
@@ -145,7 +145,9 @@ def test_an_experiment_without_edges_is_the_same():
             assert (kept > 0) == (rows > 0)
 
 
-def test_freed_memory_is_given_back():
+def test_freed_memory_is_given_back(monkeypatch):
+    SHARED.clear()
+    monkeypatch.setattr(SHARED, "most_idle_bytes", MOST_IDLE_BYTES)  # Other tests limit it.
     pool = BufferPool()
     assert pool.peak_bytes == 0
     pool.allocate(1000, 1000, torch.float32)
@@ -163,12 +165,15 @@ def test_freed_memory_is_given_back():
 
 
 def test_no_block_stays_idle_if_freed_memory_is_limited(monkeypatch):
-    monkeypatch.setattr(SHARED, "most_idle_bytes", SHARED.most_idle_bytes)  # As before, afterwards.
+    SHARED.clear()
+    monkeypatch.setattr(SHARED, "most_idle_bytes", MOST_IDLE_BYTES)  # As before, afterwards.
     monkeypatch.setattr(measure, "_load_c_library", lambda: None)
-    block = SHARED.allocate(1000, 1000, torch.float32)
-    del block
+    idle, used = (SHARED.allocate(1000, 1000, torch.float32) for _ in range(2))
+    del idle
     assert SHARED.idle_bytes >= 4_000_000
     gas.training.limit_freed_memory()
+    assert SHARED.idle_bytes == 0
+    del used
     assert SHARED.idle_bytes == 0
     SHARED.allocate(1000, 1000, torch.float32)
     assert SHARED.idle_bytes == 0
