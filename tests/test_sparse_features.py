@@ -177,6 +177,15 @@ def test_a_scipy_matrix_shares_its_memory_unless_its_indices_have_two_types(kind
     assert (x.col_indices().data_ptr() == array.indices.ctypes.data) == (kind == "int32")
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int64", "bool", "float32"])
+def test_duplicates_of_a_scipy_matrix_add_up_to_what_their_type_has_no_room_for(kind):
+    largest = {"int8": 100, "uint8": 200, "int64": 2**53, "bool": 1, "float32": 0.5}[kind]
+    values = np.array([largest, largest, largest], dtype=kind)
+    matrix = sparse.coo_matrix((values, ([0, 0, 1], [2, 2, 0])), shape=(2, 3))
+    x = to_csr_features(matrix)
+    assert x.to_dense().tolist() == [[0, 0, 2 * largest], [largest, 0, 0]]
+
+
 def test_a_graph_in_order_is_taken_as_it_is():
     _, other = both(random_graph())
     assert to_csr_features(other.x) is other.x

@@ -132,6 +132,8 @@ def _from_scipy(x: Any, name: str) -> Tensor:
             f"'{name}' is a {type(x).__name__} of {x.dtype} and shape {list(x.shape)}, expected a "
             f"matrix of real numbers of shape [N, F]: pass {name}.astype('float32')"
         )
+    if x.dtype.kind != "f":  # SciPy adds up duplicates in their type, where sums may not fit.
+        x = x.astype(np.float64 if x.dtype.itemsize > 2 else np.float32)
     csr = x.tocsr()
     rowptr, col = (torch.from_numpy(np.asarray(ids)) for ids in (csr.indptr, csr.indices))
     kind = torch.get_default_dtype()
