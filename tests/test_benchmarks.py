@@ -506,11 +506,12 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "CONTENDERS", {**ways, "another": (6, 3, {})})
     module.main()
     assert trained == [(6, 3, {})]
-    another = [*sys.argv, "--contenders", "another", "--seconds", "0", "--seed", "1"]
+    another = [*sys.argv, "--contenders", "another", "--seconds", "0", "--epochs", "3"]
+    another += ["--seed", "1"]
     monkeypatch.setattr(sys, "argv", another)
     module.main()
     runs = json.loads((tmp_path / "table.json").read_text())["cases"][f"{case}:seed 1"]
-    assert [len(run["val"]) for run in runs.values()] == [4, 1]
+    assert [len(run["val"]) for run in runs.values()] == [3, 1]  # Seconds limit the second alone.
 
 
 @pytest.mark.slow

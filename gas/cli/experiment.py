@@ -23,6 +23,7 @@ from gas.training import (
     AveragedWeights,
     Progress,
     Run,
+    choose_warm_up,
     plan_micro_batches,
     raise_rate,
     release_freed_memory,
@@ -121,6 +122,8 @@ class Experiment(Setup):
             peak = open_models.enter_context(PeakMemory())
             model = self.make_model()
             open_models.callback(model.close)
+            warm_up = choose_warm_up(model, self.settings.warm_up)
+            self.settings = self.settings.replace(warm_up=warm_up)
             evaluator: gas.ScalableGNN = model
             if self.evaluation == "layerwise" and not self._refreshes_by_evaluating:
                 evaluator = model.for_graph(self.data.num_nodes)
@@ -140,6 +143,11 @@ class Experiment(Setup):
     def _refreshes_by_evaluating(self) -> bool:
         """Return whether evaluation writes the histories that training reads."""
         return self.eval_graph is self.graph and self.refresh != "none"
+
+    @property
+    def _warm_up(self) -> int:
+        """Return the steps over which the learning rate rises; none in full batch."""
+        return 0 if self.full_batch else self.settings.warm_up or 0
 
     def _run(
         self,
@@ -185,7 +193,7 @@ class Experiment(Setup):
             return out
 
         try:
-            with raise_rate(optimizer, 0 if self.full_batch else settings.warm_up, progress, steps):
+            with raise_rate(optimizer, self._warm_up, progress, steps):
                 run_epochs(
                     model, self.data, epoch, evaluate, settings.epochs, split, finish_epoch,
                     self.metric, self.patience, self.training.get("leave_cores", True), keep, run,

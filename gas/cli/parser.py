@@ -7,7 +7,8 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from gas.cli.settings import (
     ARCHITECTURES,
@@ -190,6 +191,7 @@ class Options(
 
 
 NAMES = {f.name for f in dataclasses.fields(Options)}
+CAN_BE_NONE = {name for name, hint in get_type_hints(Options).items() if NoneType in get_args(hint)}
 
 
 def parse(
@@ -283,7 +285,10 @@ def read_options(path: Path) -> Options:
         found = _call_tyro(Options(), tokens, f"gas train --config {path}")
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    return dataclasses.replace(found, architecture=architecture or {})
+    off: dict[str, Any] = {
+        name: None for name in CAN_BE_NONE.intersection(values) if values[name] is None
+    }
+    return dataclasses.replace(found, architecture=architecture or {}, **off)
 
 
 def _to_yaml(value: Any) -> Any:

@@ -91,15 +91,15 @@ class Settings:
     """Correct stale rows of the histories; see gas.train_epoch."""
     average_weights: bool = False
     """Evaluate and keep the average of the last epoch's weights; see gas.fit."""
-    warm_up: int = 0
-    """Raise the learning rate over so many steps; see gas.fit."""
+    warm_up: int | None = 0
+    """Raise the learning rate over so many steps; by default as gas.fit does, in files of settings
+    not at all."""
 
     def __post_init__(self) -> None:
-        for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs"):
+        for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs", "warm_up"):
             value = getattr(self, name)
             if value is not None:
-                check_integer(name, value, 1)
-        check_integer("warm_up", self.warm_up, 0)
+                check_integer(name, value, 0 if name == "warm_up" else 1)
         for name in ("lr", "reg_weight_decay", "nonreg_weight_decay", "grad_norm", "edge_dropout"):
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -127,7 +127,7 @@ class Settings:
             raise ValueError(f"'model' is {model!r}, expected one of {', '.join(ARCHITECTURES)}")
         return cls(
             dict(ARCHITECTURES[model]), grad_norm=1.0, correct_drift=True, average_weights=True,
-            warm_up=40,
+            warm_up=None,
         )  # fmt: skip
 
     @classmethod

@@ -35,7 +35,12 @@ from gas.training.metrics import (
     score,
     split_mask,
 )
-from gas.training.optimizer_hooks import AveragedWeights, raise_rate, steps_per_epoch
+from gas.training.optimizer_hooks import (
+    AveragedWeights,
+    choose_warm_up,
+    raise_rate,
+    steps_per_epoch,
+)
 from gas.training.planner import plan, plan_micro_batches
 from gas.training.profile import Profile, profile
 from gas.training.record import Progress, Run, divergence_error, find_nonfinite_tensor, mean_age
@@ -60,6 +65,7 @@ __all__ = [
     "baseline",
     "check_known_targets",
     "check_metric",
+    "choose_warm_up",
     "batch_bytes",
     "compute_hits",
     "compute_micro_f1",

@@ -24,6 +24,7 @@ from gas.training.metrics import METRICS, Metric, check_known_targets, split_mas
 from gas.training.optimizer_hooks import (
     AveragedWeights,
     check_hooks,
+    choose_warm_up,
     load_kept_weights,
     raise_rate,
     steps_per_epoch,
@@ -38,7 +39,7 @@ def fit(
     optimizer: torch.optim.Optimizer,
     epochs: int,
     *, batch_size: int | None = None, grad_norm: float | None = 1.0,
-    correct_drift: bool = True, average_weights: bool = True, warm_up: int = 40,
+    correct_drift: bool = True, average_weights: bool = True, warm_up: int | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None, metric: Metric | None = None,
     metrics: Mapping[str, Callable[[Tensor, Tensor], Any]] | None = None,
     scheduler: Any = None, callbacks: Sequence[Callback] = (),
@@ -77,7 +78,8 @@ def fit(
             with the weights themselves. (default: ``True``)
         warm_up: Raise the learning rate linearly over this many steps: in the first of them all
             stored rows are stale, and at a high rate a model without a norm can end where it
-            predicts one class. Not for a full batch. (default: ``40``)
+            predicts one class. Not for a full batch. (default: ``40``, or ``0`` if the model has a
+            batch norm for each history)
         loss: The mean loss of outputs and targets of labelled nodes, such as
             ``torch.nn.CrossEntropyLoss(weight=...)`` with a weight for each class.
             (default: the usual one for ``y``; see :func:`gas.training.loss_of`)
@@ -112,7 +114,7 @@ def fit(
         FloatingPointError: If training diverges. The model then has the weights of the best epoch
             before, if there is one.
     """
-    options = _check(
+    options, warm_up = _check(
         model, optimizer, epochs, evaluate_every, warm_up, patience, metric, loss, grad_norm,
         options,
     )  # fmt: skip
@@ -187,14 +189,14 @@ def _check(
     optimizer: torch.optim.Optimizer,
     epochs: int,
     evaluate_every: int,
-    warm_up: int,
+    warm_up: int | None,
     patience: int | None,
     metric: Metric | None,
     loss: Callable[[Tensor, Tensor], Tensor] | None,
     grad_norm: float | None,
     options: dict[str, Any],
-) -> dict[str, Any]:
-    """Refuse unusable arguments of :func:`fit`, and return the options of :func:`train_epoch`."""
+) -> tuple[dict[str, Any], int]:
+    """Refuse unusable arguments; return the options of :func:`train_epoch`, and ``warm_up``."""
     if not isinstance(model, ScalableGNN):
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN of a homogeneous "
@@ -203,7 +205,9 @@ def _check(
         )
     check_integer("epochs", epochs, 1)
     check_integer("evaluate_every", evaluate_every, 1)
-    check_integer("warm_up", warm_up, 0)
+    if warm_up is not None:
+        check_integer("warm_up", warm_up, 0)
+    warm_up = choose_warm_up(model, warm_up)
     if warm_up > 0:
         check_hooks(optimizer, "warm_up=0")
     if patience is not None:
@@ -221,7 +225,7 @@ def _check(
     names = ("micro_batches", "max_steps", "autocast", "loss_fn")
     check_options(grad_norm, **{name: options[name] for name in names if name in options})
     check_trainable(model, optimizer)
-    return options
+    return options, warm_up
 
 
 def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:

@@ -9,10 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from gas.scalable import ScalableGNN
 from gas.training.record import Progress, Run
+
+WARM_UP = 40  # Steps over which the learning rate of a model without batch norms rises.
 
 
 def check_hooks(optimizer: object, cure: str) -> None:
@@ -105,6 +108,20 @@ def steps_per_epoch(
     if isinstance(loader, Sized):
         steps = min(steps, math.ceil(len(loader) / micro_batches))
     return steps
+
+
+def choose_warm_up(model: ScalableGNN, warm_up: int | None) -> int:
+    """Return the number of steps of :func:`raise_rate` for a model.
+
+    Args:
+        model: The model.
+        warm_up: The number of steps; if ``None``, 0 for a model with a batch norm for each history,
+            which learns at once, and 40 for others.
+    """
+    if warm_up is not None:
+        return warm_up
+    norms = sum(isinstance(module, _BatchNorm) for module in model.modules())
+    return 0 if norms and norms >= len(model.histories) else WARM_UP
 
 
 @contextlib.contextmanager

@@ -55,6 +55,15 @@ def test_every_model_learns(model, full_batch):
     assert again.test_acc == run.test_acc
 
 
+@pytest.mark.parametrize(("given", "batch_norm", "expected"), [
+    (None, False, 40), (None, True, 0), (7, True, 7), (0, False, 0),
+])  # fmt: skip
+def test_warm_up_is_chosen_by_the_model(given, batch_norm, expected):
+    experiment = make(changes={"warm_up": given, "batch_norm": batch_norm, "epochs": 1})
+    experiment.run(0)
+    assert experiment.settings.warm_up == expected
+
+
 @pytest.mark.parametrize("model", ["gcn", "gat", "appnp"])
 @pytest.mark.parametrize("key", ["edge_type", "time"])
 def test_attributes_of_edges_have_no_effect(model, key):

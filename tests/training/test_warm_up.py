@@ -7,7 +7,7 @@ import torch
 from conftest import random_graph
 
 import gas
-from gas.training import Progress, raise_rate
+from gas.training import Progress, choose_warm_up, raise_rate
 
 
 class Watched(torch.optim.SGD):
@@ -21,13 +21,13 @@ class Watched(torch.optim.SGD):
         self.after.append(self.param_groups[0]["lr"])
 
 
-def rates_of(num_parts=4, epochs=3, scheduler=None, **options):
+def rates_of(num_parts=4, epochs=3, scheduler=None, batch_norm=False, **options):
     """Return the rates of all steps, and the optimizer."""
     torch.manual_seed(0)
     data = random_graph(num_nodes=60, num_edges=200, directed=False)
     data.y = data.x[:, :3].argmax(dim=1)
     data.train_mask = data.val_mask = data.test_mask = torch.ones(60, dtype=torch.bool)
-    model = gas.models.GIN(60, data.num_features, 8, 3, 2)
+    model = gas.models.GIN(60, data.num_features, 8, 3, 2, batch_norm=batch_norm)
     graph = gas.cluster(data, num_parts, model=model, method="random", log=False)
     torch.optim.SGD(model.parameters())  # From now on, the hooks are called by both steps.
     optimizer = Watched(model.parameters(), lr=0.1)
@@ -63,6 +63,27 @@ def test_the_rate_is_scaled_until_a_subclass_has_ended_its_step():
 def test_it_can_be_left_out(options):
     rates, _ = rates_of(**options)  # Of a full batch, it is.
     assert rates == pytest.approx([0.1] * len(rates))
+
+
+def test_a_model_with_batch_norms_learns_at_once():
+    rates, _ = rates_of(batch_norm=True)
+    assert rates == [0.1] * 6
+    rates, _ = rates_of()
+    assert rates == pytest.approx([0.1 * step / 40 for step in range(1, 7)])
+    rates, _ = rates_of(batch_norm=True, warm_up=4)
+    assert rates == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1])
+
+
+def test_each_history_needs_a_batch_norm():
+    model = gas.ScalableGNN(10, 4, num_layers=3)
+    assert choose_warm_up(model, None) == 40
+    model.norms = torch.nn.ModuleList([torch.nn.BatchNorm1d(4), torch.nn.LayerNorm(4)])
+    assert choose_warm_up(model, None) == 40
+    model.norms.append(torch.nn.BatchNorm1d(4))
+    assert choose_warm_up(model, None) == 0
+    assert choose_warm_up(model, 7) == 7
+    alone = gas.ScalableGNN(10, 4, num_layers=1)  # Without histories.
+    assert choose_warm_up(alone, None) == 40
 
 
 def first_rate(warm_up, progress, steps):
