@@ -3,6 +3,9 @@
     python benchmarks/time_to_accuracy.py --root data
     python benchmarks/time_to_accuracy.py --root data --cases AmazonComputers:SAGE:none:0.005
     python benchmarks/time_to_accuracy.py --root data --cases AmazonComputers:SAGE-8:batch:0.005
+    python benchmarks/time_to_accuracy.py --root data --cases planted:1000000:SAGE:batch:0.01 \
+        --contenders histories "PyG, ClusterLoader" "PyG, NeighborLoader 10, 10, 10" \
+        --epochs 40 --seconds 90 --name time_to_accuracy_large
 
 A case is a graph, a model of PyG (3 layers, ``SAGE-8``: 8, 128 channels, dropout .5), a norm and a
 learning rate; nodes are split 60/20/20 from seed 0. Our own full batch runs until its validation
@@ -16,7 +19,8 @@ some contenders change one of these, and ``auto`` has all defaults. The others a
 batch, NeighborLoader with 1,024 seeds, ClusterLoader on the same parts, and GraphSAINT's random
 walks of about an eighth of the graph. They multiply by a ``torch.sparse_csr`` matrix where that is
 faster than an ``edge_index``, and are evaluated as histories are: averaged weights, and the whole
-graph's statistics of norms; so is pyg_autoscale. Contenders from papers are in ``from_papers.py``.
+graph's statistics of norms; so is pyg_autoscale. Loaders of more than 16 steps per epoch are
+evaluated every 16 steps. Contenders from papers are in ``from_papers.py``.
 
 With ``--processor-time`` a second is one of the process's processor time: for one thread on a
 machine that has other work.
@@ -29,7 +33,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import chain
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +53,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 import gas
-from gas.training import AveragedWeights, FullBatch, Run, run_epochs, steps_per_epoch
+from gas.training import AveragedWeights, FullBatch, Run, run_epochs
 
 MODELS = {"GCN": GCN, "SAGE": GraphSAGE, "GAT": GAT}
 NORMS = {"none": None, "batch": "batch_norm"}
@@ -60,7 +64,7 @@ CASES = (
     "AmazonComputers:GCN:none:0.003",
 )
 Way = tuple[int | str, int | None, dict[str, Any]]  # Parts, parts per batch, options of gas.fit.
-PLAIN = {"warm_up": 0}  # Runs that were measured before there was a warm-up.
+PLAIN = {"warm_up": 0}  # The default of models with batch norms.
 CONTENDERS: dict[str, Way] = {
     "histories": (512, 64, PLAIN),
     **{f"1/{share} of the graph per step": (512, 512 // share, PLAIN) for share in (2, 4, 16, 32)},
@@ -69,7 +73,7 @@ CONTENDERS: dict[str, Way] = {
     "stale rows as they are": (512, 64, {**PLAIN, "correct_drift": False}),
     "weights of the last step": (512, 64, {**PLAIN, "average_weights": False}),
     "auto": ("auto", None, {}),
-    "with warm-up": (512, 64, {}),
+    "with warm-up": (512, 64, {"warm_up": 40}),
 }
 LAYERS, EIGHTH = 3, 8
 Loader = Callable[[Data, Tensor], Any]  # Of a graph, and where its parts begin.
@@ -85,6 +89,7 @@ PAPERS_WAY: Way = (512, 64, PLAIN)
 FULL = "full batch"
 FOLDERS = ("WordNet", "Cornell5")  # Graph folders below the root.
 MOST_EPOCHS, PATIENCE = 300, 60
+MOST_STEPS = 16  # Of PyG's loaders between two evaluations.
 BELOW = 0.005  # The score that counts is this much below the best of the full batch.
 
 
@@ -144,12 +149,20 @@ class Stopwatch:
 
 
 def train(
-    data: Data, net: torch.nn.Module, lr: float, way: Way, seconds: float, make: Make | None = None
+    data: Data,
+    net: torch.nn.Module,
+    lr: float,
+    way: Way,
+    seconds: float,
+    make: Make | None = None,
+    epochs: int | None = None,
 ) -> dict[str, Any]:
     """Train in one way for some seconds of training epochs, and return the curves.
 
-    What ``make`` computes of the graph, for a contender from a paper, counts as training.
+    A full batch ends after ``epochs``, by default 300. What ``make`` computes of the graph, for a
+    contender from a paper, counts as training.
     """
+    epochs = MOST_EPOCHS if epochs is None else epochs
     num_parts, batch_size, options = way
     model = gas.to_scalable(net, data)
     graph = gas.cluster(data, num_parts, model=model, log=False)
@@ -162,7 +175,7 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     watch = Stopwatch(seconds, -(-found // batch_size), before)
     run = watch.follow(lambda: gas.fit(
-        model, graph, optimizer, MOST_EPOCHS if num_parts == 1 else 100 * MOST_EPOCHS,
+        model, graph, optimizer, epochs if num_parts == 1 else 100 * MOST_EPOCHS,
         batch_size=batch_size, patience=PATIENCE if num_parts == 1 else None,
         keep_best=False, log=False, on_epoch=watch, **options,
     ))  # fmt: skip
@@ -179,7 +192,9 @@ def train_as_pyg(
     kept = ("x", "y", "edge_index", "train_mask")
     batches = make_loader(Data(**{key: parts[key] for key in kept}), parts.parts)
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
-    average = AveragedWeights(model, optimizer, steps_per_epoch(batches))
+    steps = min(len(batches), MOST_STEPS)
+    endless = chain.from_iterable(repeat(batches))
+    average = AveragedWeights(model, optimizer, steps)
     if isinstance(batches, AutoscaleLoader):
         run_net = to_autoscale(net, data.num_nodes)
     else:
@@ -188,7 +203,7 @@ def train_as_pyg(
     def epoch() -> float:
         net.train()
         losses = []
-        for batch in batches:
+        for batch in islice(endless, steps):
             optimizer.zero_grad()
             seeds = batch.get("batch_size")
             mask = batch.train_mask[:seeds]
@@ -204,7 +219,7 @@ def train_as_pyg(
         full.refresh(model.train(), fill=False)
         return full(model.eval())
 
-    watch = Stopwatch(seconds, len(batches))
+    watch = Stopwatch(seconds, steps)
     return watch.follow(lambda: run_epochs(
         model, data, epoch, evaluate, 100 * MOST_EPOCHS, on_epoch=watch, average=average
     ))  # fmt: skip
@@ -263,6 +278,7 @@ def measure(
     contenders: Iterable[str] = (*CONTENDERS, *OF_PYG, *FROM_PAPERS),
     most_seconds: float | None = None,
     ways: Mapping[str, Way] | None = None,
+    epochs: int | None = None,
 ) -> Iterator[None]:
     """Run the contenders of a case in turn that have no run yet, and yield after each.
 
@@ -279,7 +295,7 @@ def measure(
         if contender in FROM_PAPERS:
             return train(data, net, float(lr), PAPERS_WAY, seconds, FROM_PAPERS[contender])
         way = (ways or CONTENDERS).get(contender, (1, 1, {}))
-        return train(data, net, float(lr), way, seconds)
+        return train(data, net, float(lr), way, seconds, None, epochs)
 
     if FULL not in runs:
         runs[FULL] = start(FULL, float("inf"))
@@ -326,6 +342,10 @@ def main() -> None:
         "--seconds", type=float, help="of each contender (default: 3 times the full batch's)"
     )
     parser.add_argument(
+        "--epochs", type=int, default=MOST_EPOCHS,
+        help="upper bound of those of the full batch (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--processor-time", action="store_true", help="for a machine with other work"
     )
     args = parser.parse_args()
@@ -340,7 +360,7 @@ def main() -> None:
         header += "|with evaluation|over the full batch's|steps (over the full batch's)"
         header += "|best validation, %|its test, %|last ten, %|epochs|end"
         given = case, get_data, args.seed, runs
-        for _ in chain(measure(*given, args.contenders, args.seconds), [None]):
+        for _ in chain(measure(*given, args.contenders, args.seconds, None, args.epochs), [None]):
             lines = [line for each, done in cases.items() for line in rows_of(each, done)]
             save(args.name, {"cases": cases}, markdown(header.split("|"), lines))
 
