@@ -97,9 +97,9 @@ def train_epoch(
     check_options(grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss)
     check_trainable(model, optimizer)
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
-    device = model.train().device
+    mask, device = _train_mask(loader, split), model.train().device  # It may refuse the graph.
     objective = Objective(
-        model, device, split, _train_mask(loader, split), full_batch, refresh_unlabelled,
+        model, device, split, mask, full_batch, refresh_unlabelled,
         edge_dropout, autocast, loss_fn, view_loss or _find_view_loss(loader), bank, sampler,
     )  # fmt: skip
     done = _start_progress(progress, device)
