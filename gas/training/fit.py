@@ -19,7 +19,7 @@ from gas.scalable import ScalableGNN, graph_of, is_tracked, refresh_and_predict
 from gas.training.callbacks import Callback, CallbackList, check_metrics
 from gas.training.epochs import run_epochs
 from gas.training.full_batch import FullBatch, make_full_batch
-from gas.training.loop import check_options, check_trainable, train_epoch
+from gas.training.loop import check_options, check_trainable, refuse_types, train_epoch
 from gas.training.metrics import Metric, check_known_targets, check_metric_name, split_mask
 from gas.training.optimizer_hooks import (
     AveragedWeights,
@@ -194,6 +194,7 @@ def _check(
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """Refuse unusable arguments of :func:`fit`, and return the options of :func:`train_epoch`."""
+    refuse_types(model)
     if not isinstance(model, ScalableGNN):
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN of a homogeneous "
