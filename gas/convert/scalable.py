@@ -82,7 +82,7 @@ def to_scalable(
     """
     _check_module(net)
     if isinstance(data, HeteroData):
-        return to_hetero_model(net, data, **kwargs)
+        return to_hetero_model(net, data, **_with_precision(net, None, kwargs))
     if data is not None and not isinstance(data, Data):
         raise ValueError(
             f"'data' is a {type(data).__name__}, expected a torch_geometric.data.Data or HeteroData"
@@ -132,14 +132,20 @@ def _check_module(net: Any) -> None:
         )
 
 
+def _with_precision(net: Module, x: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with histories of float64 by default, if the module computes in it."""
+    dtypes: set[Any] = {weight.dtype for weight in net.parameters()}
+    if (dtypes or {getattr(x, "dtype", None)}) == {torch.float64}:
+        return {"dtype": torch.float64, **options}
+    return options
+
+
 def _convert(net: Module, data: Data, options: dict[str, Any]) -> Converted:
     """Convert a module; if that fails, with its tables of nodes read by their rows."""
     if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
         net = wrap_layer(net)
     net = wrap_global(net)
-    dtypes: set[Any] = {weight.dtype for weight in net.parameters()}
-    if (dtypes or {getattr(data.x, "dtype", None)}) == {torch.float64}:
-        options = {"dtype": torch.float64, **options}
+    options = _with_precision(net, data.x, options)
     if "num_nodes" in data:
         check_nodes(data, data.num_nodes)
     with explain_failures(net):

@@ -169,16 +169,13 @@ def read_csr(data: Data, edge_weight: bool = True) -> tuple[CSR, Tensor | None]:
     return csr, weight
 
 
-MATRICES = ("csr", "sparse_tensor")
-
-
 def with_edge_index(data: Data) -> Data:
-    """Replace an ``adj_t``, of ``torch.sparse_csr`` or a SparseTensor, by a list of edges.
+    """Replace an ``adj_t``, a matrix in any layout, by a list of edges.
 
     The list is ``edge_index`` and ``edge_weight``. Other graphs are returned as they are.
     """
     adj_t = data.get("adj_t")
-    if "edge_index" in data or adj_t is None or layout_of(adj_t, "adj_t").name not in MATRICES:
+    if "edge_index" in data or adj_t is None or layout_of(adj_t, "adj_t").name == "edge_index":
         return data
     edges = read_graph(data)
     out = copy.copy(data)

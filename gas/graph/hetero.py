@@ -11,6 +11,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
@@ -76,13 +77,7 @@ def types_of(data: HeteroData) -> Types:
                 f"data['{name}'] has neither features nor 'num_nodes': set data['{name}'].num_nodes"
             )
         sizes[name] = int(store["num_nodes"] if "num_nodes" in store else known[0])
-        for key in ("x", "y"):
-            value = store.get(key)
-            if isinstance(value, Tensor) and value.size(0) != sizes[name]:
-                raise ValueError(
-                    f"data['{name}'].{key} has {value.size(0)} rows, but there are {sizes[name]} "
-                    "nodes of that type: expected one row per node"
-                )
+        _check_node_rows(name, store, sizes[name])
     if not sizes or not data.edge_types:
         raise ValueError("'data' has no types of nodes, or none of edges")
     counts = []
@@ -103,10 +98,40 @@ def types_of(data: HeteroData) -> Types:
             )
         for ids, name in zip(edge_index, (src, dst), strict=True):
             check_ids(ids, sizes[name], f"edge_index of {edge_type_name(kind)}")
+        _check_edge_rows(kind, data[kind], edge_index.size(1))
         counts.append(edge_index.size(1))
     nodes, edges = tuple(sizes), tuple(data.edge_types)
     first_node, first_edge = (cumsum(torch.tensor(n)) for n in (list(sizes.values()), counts))
     return Types(nodes, edges, first_node, first_edge)
+
+
+def _check_node_rows(kind: str, store: Any, size: int) -> None:
+    """Refuse labels and masks of a type without a row per node, which wouldn't be renumbered."""
+    for key, value in store.items():
+        if key not in ("x", "y") and not key.endswith("_mask"):
+            continue
+        if isinstance(value, list | np.ndarray) and len(value) == size:
+            raise ValueError(
+                f"data['{kind}'].{key} is of type {type(value).__name__}, whose rows would stay "
+                "where they are when nodes are renumbered, expected a tensor: pass "
+                f"torch.as_tensor({key})"
+            )
+        if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) != size:
+            raise ValueError(
+                f"data['{kind}'].{key} has {value.size(0)} rows, but there are {size} nodes of "
+                "that type: expected one row per node"
+            )
+
+
+def _check_edge_rows(kind: EdgeType, store: Any, size: int) -> None:
+    """Refuse attributes of a type without a row per edge."""
+    for key in ("edge_attr", "edge_weight"):
+        value = store.get(key)
+        if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) != size:
+            raise ValueError(
+                f"data[{edge_type_name(kind)}].{key} has {value.size(0)} rows, but there are "
+                f"{size} edges of that type: expected one row per edge"
+            )
 
 
 def check_features(data: HeteroData) -> None:

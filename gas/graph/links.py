@@ -73,11 +73,6 @@ def remove_links(data: Data, edge_label_index: Tensor | None = None) -> Data:
         if LABELS in out and edge_label_index is not data.get(PAIRS):
             del out[LABELS]  # Of other pairs.
     pairs = read_pairs(out, edges.num_nodes)
-    if "edge_index" not in out:
-        raise ValueError(
-            "'data' has an 'adj_t' that isn't torch.sparse_csr, and no 'edge_index': take the "
-            "edges out before T.ToSparseTensor"
-        )
     src, dst = edges.src, edges.dst
     targets = to_csr(edges._replace(src=pairs[0], dst=pairs[1], weight=None))
     blocks = zip(src.split(BLOCK), dst.split(BLOCK), strict=True)

@@ -25,6 +25,7 @@ from gas.native import (
     Job,
     JobPolicy,
     RowIndex,
+    check_range,
     extension,
     has_idle_cores,
     make_engine,
@@ -317,6 +318,7 @@ class HostLink:
         elif self._native:
             job = Job.pull(self.store.table, index, rows, *codec)
         else:
+            check_range("n_id", index, self.store.num_rows)  # Not every store does.
             job = Job.call(lambda: self._read(index, rows, codec))
         by = JobPolicy.WAITERS
         if ahead and self.supports_overlap:

@@ -45,8 +45,8 @@ class HeteroLoader(SubgraphLoader):
     * ``x``, ``y``, ``train_mask``, ``edge_attr`` and all other tensors with a row per node or edge.
 
     Args:
-        data: The graph, from :func:`gas.cluster`. It is never modified, and features are read from
-            it when a batch is made.
+        data: The graph, from :func:`gas.cluster`. Only ``data.batch_size`` is modified. Features
+            are read from it when a batch is made.
         ptr: Not supported; the parts are those of the graph.
         batch_size: See :class:`SubgraphLoader`.
         bipartite: Not supported; convolutions of several types take ``edge_index``.

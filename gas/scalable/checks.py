@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
@@ -122,6 +123,24 @@ def check_whole(adj_t: Any) -> None:
         )
 
 
+def apply_transform(transform: Callable[[Data], Data], data: Data) -> Data:
+    """Apply a transform of the whole graph to a copy of it.
+
+    Raises:
+        ValueError: If it fails on weights of edges that are integers.
+    """
+    try:
+        return transform(copy.copy(data))
+    except RuntimeError as error:
+        weight = data.get("edge_weight")
+        if not isinstance(weight, Tensor) or weight.is_floating_point():
+            raise
+        raise ValueError(
+            f"'edge_weight' is {weight.dtype}, expected floating-point numbers, as {transform} "
+            f"computes weights of it ({error}): data.edge_weight = data.edge_weight.float()"
+        ) from error
+
+
 def attributes(data: Data) -> Mapping[str, Any]:
     """Return the attributes of a graph by name; ``name in data`` itself takes 20 calls."""
     return data._store._mapping
@@ -158,6 +177,13 @@ def explain(error: BaseException, x: Any, adj_t: Any) -> RuntimeError | None:
         return None
     text = str(error)
     is_csr = isinstance(adj_t, Tensor) and adj_t.layout == torch.sparse_csr
+    if is_csr and "scalar type" in text and not re.search("half|bfloat16", text, re.IGNORECASE):
+        return RuntimeError(
+            f"'adj_t' is a torch.sparse_csr matrix of {adj_t.dtype}, which PyTorch multiplies by "
+            f"rows of that type alone ({error}): give features and edge weights the type of the "
+            "model before the graph is loaded, such as data.edge_weight.double() for "
+            "model.double(), or load with layout='fused'"
+        )
     if is_csr and ("sparse_csr" in text or "scalar type" in text):
         return RuntimeError(
             "'adj_t' is a torch.sparse_csr matrix, which PyTorch can't multiply by "

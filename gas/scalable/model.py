@@ -1,7 +1,6 @@
 """``ScalableGNN``: the base class of models that train with historical embeddings.
 
-Source: Fey, Lenssen, Weichert, Leskovec, *GNNAutoScale: Scalable and Expressive GNNs via
-Historical Embeddings*, ICML 2021.
+Source: Fey et al., *GNNAutoScale*, ICML 2021, arXiv 2106.05609.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from gas.loader import SubData, SubgraphLoader
 from gas.native import check_integer, disable_compile, explain_missing_cuda, report_progress
 from gas.scalable.base import history_widths
 from gas.scalable.call import BatchModel, Calls
+from gas.scalable.checks import apply_transform
 from gas.scalable.former import FormerNames
 from gas.scalable.inference import loader_of, predict_every_node, refresh, run_inference
 from gas.scalable.memory import parts_within, plan_parts
@@ -293,7 +293,7 @@ class ScalableGNN(FormerNames, BatchModel):
                 "'data' is a shard, which doesn't know all neighbours of its replicas: prepare the "
                 "whole graph, gas.cluster(data, num_parts, shards=2, model=model)"
             )
-        return data if self.transform is None else self.transform(copy.copy(data))
+        return data if self.transform is None else apply_transform(self.transform, data)
 
     def _plan_parts(self, data: Data, options: PartitionOptions) -> tuple[int, int]:
         return plan_parts(self, data, options)

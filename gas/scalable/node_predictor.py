@@ -80,7 +80,14 @@ class NodePredictor:
         """See :meth:`gas.ScalableGNN.predict`."""
         if not isinstance(nodes, Tensor):
             raise ValueError(f"'nodes' is {nodes!r}, expected a tensor of ids, or a mask")
-        check_range("nodes", nodes, self.row_of.numel())
+        is_mask, size = nodes.dtype == torch.bool, self.row_of.numel()
+        if nodes.is_floating_point() or (is_mask and nodes.shape != (size,)):
+            raise ValueError(
+                f"'nodes' is {nodes.dtype} of shape {list(nodes.shape)}, expected whole numbers, "
+                f"the rows of nodes, or a mask of shape [{size}]"
+            )
+        if not is_mask:
+            check_range("nodes", nodes, size)
         rows, place = self.row_of[nodes].unique(return_inverse=True)
         batch = self.loader.cut_nodes(rows)
         with preserve_modes(model), share_cores(self.loader.leave_cores):

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 
 from gas.graph import open_if_path, to_original_order
-from gas.scalable import graph_of
+from gas.loader import SubgraphLoader
+from gas.scalable import PrefetchLoader, graph_of
 from gas.training.metrics import (
     Metric,
+    check_metric_name,
     holds_labels,
     is_real,
     known_target_mask,
@@ -65,17 +67,16 @@ def evaluate(
     Raises:
         ValueError: If the graph isn't clustered, or has no labels or no masks.
     """
+    check_metric_name(metric)
+    graph = _check(model, graph)
+    is_known = isinstance(graph, Data | SubgraphLoader | PrefetchLoader)
+    if is_known and not hasattr(graph, "hetero_data"):
+        _check_scorable(graph_of(graph))  # Before the histories are written.
     found = _predict(model, graph, options)
-    y = found.get("y")
+    _check_scorable(found.stored)
+    out, y = found.out, found.get("y")
     given = {name: found.mask(name, split) for name in SPLITS}
     masks = {name: mask for name, mask in given.items() if mask is not None}
-    if y is None or not masks:
-        missing = "'y'" if y is None else "'train_mask', 'val_mask' or 'test_mask'"
-        raise ValueError(
-            f"'graph' has no {missing}, by which nodes are scored: set it before gas.cluster, or "
-            "score model.predict(graph), which is in the order of the graph before"
-        )
-    out = found.out
     known = known_target_mask(y).view(y.size(0), -1).any(dim=1)
     metric = metric or ("roc_auc" if _is_binary(out, y) else metric_of(y))
     return {
@@ -110,7 +111,7 @@ def predictions(model: Any, graph: Any, *, split: int = 0, **options: Any) -> di
     Raises:
         ValueError: If the graph isn't clustered.
     """
-    return prediction_columns(_predict(model, graph, options), split)
+    return prediction_columns(_predict(model, _check(model, graph), options), split)
 
 
 class Predictions:
@@ -125,17 +126,17 @@ class Predictions:
     def __init__(
         self, out: Tensor, stored: Any, to_original_order: Callable[[Tensor], Tensor]
     ) -> None:
-        self.out, self._stored, self._to_original_order = out, stored, to_original_order
+        self.out, self.stored, self._to_original_order = out, stored, to_original_order
 
     def get(self, key: str) -> Any:
         """Return an attribute; tensors have their rows in the order of the outputs."""
-        value = self._stored.get(key, None)
+        value = self.stored.get(key, None)
         return self._to_original_order(value.cpu()) if isinstance(value, Tensor) else value
 
     @property
     def classes(self) -> Sequence[Any] | None:
         """The names of the classes, if the graph has them."""
-        return self._stored.get("classes", None)
+        return self.stored.get("classes", None)
 
     def mask(self, name: str, split: int) -> Tensor | None:
         """Return the nodes of a split, of shape ``[N]``; ``None`` if the graph has no such mask."""
@@ -180,8 +181,19 @@ def prediction_columns(found: Predictions, split: int) -> dict[str, Any]:
     return columns
 
 
-def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predictions:
-    """Predict on a graph, and return the outputs with the graph's attributes."""
+def _check_scorable(stored: Any) -> None:
+    """Refuse a graph without labels, or without any mask, given its attributes."""
+    has_masks = any(stored.get(f"{name}_mask", None) is not None for name in SPLITS)
+    if stored.get("y", None) is None or not has_masks:
+        missing = "'train_mask', 'val_mask' or 'test_mask'" if "y" in stored else "'y'"
+        raise ValueError(
+            f"'graph' has no {missing}, by which nodes are scored: set it before gas.cluster, or "
+            "score model.predict(graph), which is in the order of the graph before"
+        )
+
+
+def _check(model: Any, graph: Any) -> Any:
+    """Refuse a model that isn't scored; return the graph, opened if it is a path."""
     if not getattr(model, "_returns_rows", True):
         raise ValueError(
             "'model' returns several values, and one is scored: take that of model.predict(graph), "
@@ -192,7 +204,11 @@ def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predictions:
             f"'model' is a {type(model).__name__}, expected a model with histories: convert it, "
             "gas.to_scalable(net, data)"
         )
-    graph = open_if_path(graph, "graph")
+    return open_if_path(graph, "graph")
+
+
+def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predictions:
+    """Predict on a graph, and return the outputs with the graph's attributes."""
     out = model.predict(graph, **options)
     given = getattr(graph, "hetero_data", graph)
     if isinstance(given, HeteroData):

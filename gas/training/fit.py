@@ -15,12 +15,12 @@ from torch_geometric.data import Data
 from gas.graph import PERM, open_if_path, to_original_order
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import check_flags, check_integer, check_names, report_progress
-from gas.scalable import ScalableGNN, is_tracked, refresh_and_predict
+from gas.scalable import ScalableGNN, graph_of, is_tracked, refresh_and_predict
 from gas.training.callbacks import Callback, CallbackList, check_metrics
 from gas.training.epochs import run_epochs
 from gas.training.full_batch import FullBatch, make_full_batch
-from gas.training.loop import check_options, check_trainable, train_epoch
-from gas.training.metrics import METRICS, Metric, check_known_targets, split_mask
+from gas.training.loop import check_options, check_trainable, refuse_types, train_epoch
+from gas.training.metrics import Metric, check_known_targets, check_metric_name, split_mask
 from gas.training.optimizer_hooks import (
     AveragedWeights,
     check_hooks,
@@ -120,8 +120,7 @@ def fit(
     )  # fmt: skip
     check_metrics({} if metrics is None else metrics)
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
-    loader = _make_loader(graph, batch_size)
-    table = _labels_in_original_order(loader.data, split, keep_best)
+    loader, table = _open(graph, batch_size, split, keep_best)
     full, inference = make_full_batch(model, loader), make_inference_loader(loader)
     is_whole = loader.ptr.numel() == 2  # Then it is trained as a full batch.
     batches = full if is_whole and full is not None else loader
@@ -197,6 +196,7 @@ def _check(
     options: dict[str, Any],
 ) -> tuple[dict[str, Any], int]:
     """Refuse unusable arguments; return the options of :func:`train_epoch`, and ``warm_up``."""
+    refuse_types(model)
     if not isinstance(model, ScalableGNN):
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN of a homogeneous "
@@ -212,10 +212,7 @@ def _check(
         check_hooks(optimizer, "warm_up=0")
     if patience is not None:
         check_integer("patience", patience, 1)
-    if metric is not None and not callable(metric) and metric not in METRICS:
-        raise ValueError(
-            f"'metric' is {metric!r}, expected one of {', '.join(METRICS)}, or a function"
-        )
+    check_metric_name(metric)
     if loss is not None and "loss_fn" in options:
         raise ValueError("'loss' and 'loss_fn' are given, of which one is the loss: leave one out")
     parameters = inspect.signature(train_epoch).parameters.values()
@@ -228,8 +225,10 @@ def _check(
     return options, warm_up
 
 
-def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:
-    """Return the loader of a clustered graph's mini-batches, or the given loader."""
+def _open(
+    graph: Any, batch_size: int | None, split: int, keep_best: bool
+) -> tuple[SubgraphLoader, Data]:
+    """Return a loader of a clustered graph, and its labels and masks in the original order."""
     graph = open_if_path(graph, "graph")
     if isinstance(graph, SubgraphLoader):
         if batch_size is not None:
@@ -237,13 +236,15 @@ def _make_loader(graph: Any, batch_size: int | None) -> SubgraphLoader:
                 f"'batch_size' is {batch_size}, but 'graph' is a loader, which has its own: leave "
                 "'batch_size' out, or pass the graph"
             )
-        return graph
-    if not isinstance(graph, Data):
+    elif not isinstance(graph, Data):
         raise ValueError(
             f"'graph' is a {type(graph).__name__}, expected what gas.cluster returns, or a loader "
             "of it"
         )
-    return SubgraphLoader(graph, batch_size=batch_size, shuffle=True, log=False)
+    table = _labels_in_original_order(graph_of(graph), split, keep_best)
+    if not isinstance(graph, SubgraphLoader):  # A loader sets batch_size of the graph.
+        graph = SubgraphLoader(graph, batch_size=batch_size, shuffle=True, log=False)
+    return graph, table
 
 
 def make_inference_loader(loader: SubgraphLoader) -> EvalSubgraphLoader:

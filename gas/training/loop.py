@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 from gas.graph import drop_edges_and_rows, is_row_per_edge
 from gas.loader import PartSampler, SubData, find_sampler, tensor_to_device, to_device
 from gas.native import check_flags, check_integer, share_cores
-from gas.scalable import ScalableGNN
+from gas.scalable import HeteroModel, ScalableGNN
 from gas.training.metrics import loss_of, split_mask
 from gas.training.record import Progress, divergence_error, find_nonfinite_loss
 
@@ -97,9 +97,9 @@ def train_epoch(
     check_options(grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss)
     check_trainable(model, optimizer)
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
-    device = model.train().device
+    mask, device = _train_mask(loader, split), model.train().device  # It may refuse the graph.
     objective = Objective(
-        model, device, split, _train_mask(loader, split), full_batch, refresh_unlabelled,
+        model, device, split, mask, full_batch, refresh_unlabelled,
         edge_dropout, autocast, loss_fn, view_loss or _find_view_loss(loader), bank, sampler,
     )  # fmt: skip
     done = _start_progress(progress, device)
@@ -224,18 +224,28 @@ def _loss_weights_of(
     return sampler, _labels_per_step(loader, split, micro_batches) if scales else None
 
 
+def refuse_types(model: object) -> None:
+    """Refuse a model for heterogeneous graphs, of whose types one would have to be chosen."""
+    if isinstance(model, HeteroModel):
+        raise ValueError(
+            "'model' is a HeteroModel, whose mini-batches have labels by the type of nodes: write "
+            "the loop of your own, out = model(batch), as examples/train_hetero.py does"
+        )
+
+
 def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Refuse models and optimizers that :func:`train_epoch` can't train with.
 
     Raises:
-        ValueError: If the model is none or has several outputs; if the optimizer is none, needs a
-            closure, or has none of the model's parameters.
+        ValueError: If the model is none, for types of nodes, or has several outputs; if the
+            optimizer is none, needs a closure, or has none of the model's parameters.
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a model with histories: convert it, "
             "gas.to_scalable(net, data)"
         )
+    refuse_types(model)
     if not hasattr(optimizer, "param_groups"):
         raise ValueError(
             f"'optimizer' is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"

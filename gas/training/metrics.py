@@ -52,6 +52,14 @@ def metric_of(y: Tensor) -> str:
     return "micro_f1" if y.dim() == 2 else "accuracy"
 
 
+def check_metric_name(metric: Metric | None) -> None:
+    """Refuse a metric that is neither one of :data:`METRICS` nor a function."""
+    if metric is not None and not callable(metric) and metric not in METRICS:
+        raise ValueError(
+            f"'metric' is {metric!r}, expected one of {', '.join(METRICS)}, or a function"
+        )
+
+
 def check_metric(metric: str | None, y: Tensor, num_outputs: int) -> None:
     """Refuse a metric that isn't defined for targets ``y``, of shape ``[N]`` or ``[N, C]``.
 

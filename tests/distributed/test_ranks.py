@@ -219,3 +219,17 @@ def test_gradients_on_the_cpu_have_a_group_of_their_own(monkeypatch):
     for device in ("cpu", "meta"):
         group.start_sum(torch.ones(2, device=device), "averaging", False)
     assert groups == ["of the CPU", None]
+
+
+def test_a_model_that_could_not_be_distributed_may_be_again(tmp_path):
+    """An option that DistributedDataParallel doesn't have is found after ranks were compared."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        model = gas.models.GraphSAGE(NODES, 5, 8, CLASSES, 2)
+        with pytest.raises(TypeError, match="unknown"):
+            gas.distribute(model, unknown=1)
+        assert model.ranks is None
+        assert gas.distribute(model).module is model
+    finally:
+        dist.destroy_process_group()

@@ -228,3 +228,26 @@ def test_edges_are_listed_for_a_transform_alone(transform, monkeypatch, tmp_path
     graph = gas.cluster(mapped, 6, model=model, log=False)
     assert len(listed) == (transform is not None)
     assert torch.isfinite(model.predict(graph)).all()
+
+
+LAYOUTS = {
+    "csr": torch.Tensor.to_sparse_csr,
+    "coo": torch.Tensor.to_sparse_coo,
+    "csc": torch.Tensor.to_sparse_csc,
+    "fused": lambda dense: gas.nn.Adjacency.of(dense.to_sparse_csr()),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_matrix_of_any_layout_is_normalised_for_a_model(layout):
+    """PyG normalises ``torch.sparse_csr`` and ``sparse_coo``, and returns two values of these."""
+    dense = (torch.rand(20, 20) < 0.2) * torch.rand(20, 20)
+    adj_t = LAYOUTS[layout](dense)
+    model = gas.models.GCN(20, 5, 8, 3, 2).eval()
+    data = Data(x=torch.randn(20, 5), adj_t=adj_t)
+    dst, src = dense.nonzero().t()
+    listed = Data(x=data.x, edge_index=torch.stack([src, dst]), edge_weight=dense[dst, src])
+    listed = T.GCNNorm()(listed)
+    expected = model(listed.x, listed.edge_index, edge_weight=listed.edge_weight)
+    graph = gas.cluster(data, 4, model=model, method="random", log=False)
+    torch.testing.assert_close(model.predict(graph), expected, rtol=1e-4, atol=1e-5)

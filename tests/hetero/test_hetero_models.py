@@ -624,3 +624,11 @@ def test_inference_reports_how_far_it_is(monkeypatch, capfd):
         assert not capfd.readouterr().err
         run(graph)
         assert "Layer-wise inference, layers: 0 of 3" in capfd.readouterr().err
+
+
+def test_histories_have_the_precision_of_a_module_in_float64():
+    data = bibliography(dtype=torch.float64)
+    net = NETS["HeteroConv-SAGE"](data).double()
+    for options, kind in (({}, torch.float64), ({"dtype": "bfloat16"}, torch.bfloat16)):
+        model = gas.to_scalable(net, data, **options)
+        assert {history.emb.dtype for history in model.histories} == {kind}

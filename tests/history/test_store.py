@@ -391,6 +391,27 @@ def test_a_store_of_a_user_may_refine_a_tier():
     assert not history.store.direct
 
 
+@pytest.mark.parametrize("row", [-1, 5])
+def test_rows_that_do_not_exist_are_not_read_from_a_store_of_a_user(row):
+    """It may have something under that number, such as a list under -1."""
+
+    class ListStore(Store):
+        def __init__(self, *size):
+            super().__init__(*size)
+            self.rows = torch.ones(size[0] + 1, size[1])
+
+        def read(self, index, out):
+            out.copy_(self.rows[index])
+
+        def write(self, index, rows):
+            self.rows[index] = rows
+
+    history = gas.History(5, 2, store=ListStore)
+    history.push(torch.zeros(5, 2))
+    with pytest.raises(IndexError, match=rf"'n_id' holds {row}, which is outside \[0, 5\)"):
+        history.pull(torch.tensor([0, row]))
+
+
 def test_a_store_may_be_refined_after_its_class_was_made():
     class Counting(MemoryStore):
         pass

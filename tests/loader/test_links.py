@@ -292,6 +292,19 @@ def test_links_are_taken_out_in_both_directions(undirected):
     assert "edge_label_index" not in data
 
 
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_links_are_taken_out_of_a_matrix(layout):
+    data = random_graph(30)
+    data.edge_index = coalesce(data.edge_index)
+    ones = torch.ones(data.num_edges)
+    matrix = torch.sparse_coo_tensor(data.edge_index.flip(0), ones, (30, 30))
+    told = data.edge_index[:, :3]
+    expected = remove_links(data, told).edge_index
+    data.adj_t = getattr(matrix, f"to_sparse_{layout}")()
+    del data.edge_index
+    assert torch.equal(coalesce(remove_links(data, told).edge_index), expected)
+
+
 def test_other_nodes_of_a_batch_are_second_nodes_of_its_pairs():
     """In-batch nodes are those of the parts, and ends of pairs that are elsewhere; no more."""
     data = split_graph()

@@ -991,10 +991,8 @@ CASES = {
         b=nn.Linear(2, 1),
     ),
     "cluster without model, GCNConv": lambda t: weights_alone(),
-    "cluster, an adj_t of coordinates to normalise": lambda t: gas.cluster(
-        ring(edge_index=None, adj_t=torch.eye(4).to_sparse_coo()),
-        2,
-        model=gas.to_scalable(pyg.GCN(2, 2, 1), ring()),
+    "prepare, no edges to normalise": lambda t: gas.to_scalable(pyg.GCN(2, 2, 1), ring()).prepare(
+        ring(edge_index=None)
     ),
     "cluster, an adj_t to normalise": lambda t: gas.cluster(
         GCNNorm()(ring(edge_index=None, adj_t=torch.eye(4).to_sparse_csr())),

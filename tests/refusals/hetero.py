@@ -160,6 +160,9 @@ LARGER = torch.arange(9)[None].repeat(2, 1)
 CASES = {
     "cluster, unknown number of nodes": lambda t: cut(typed(lambda d: d["a"].__delattr__("x"))),
     "cluster, a label too few": lambda t: changed("p", "y", torch.zeros(7)),
+    "cluster, a mask too short": lambda t: changed("p", "train_mask", torch.ones(7) > 0),
+    "cluster, labels in a list": lambda t: changed("p", "y", [0] * 8),
+    "cluster, a weight too few": lambda t: changed(CITES, "edge_weight", torch.ones(7)),
     "cluster, edges of no type of nodes": lambda t: changed(
         ("p", "in", "v"), "edge_index", torch.zeros(2, 1).long()
     ),

@@ -42,9 +42,6 @@ CASES = {
     ),
     "LinkLoader, a pool of some sort": lambda t: links(neg_pool="parts"),
     "LinkLoader, a state of other pairs": of_other_pairs,
-    "remove_links, a matrix": lambda t: remove_links(
-        ring(edge_index=None, adj_t=torch.eye(4).to_sparse()), PAIR
-    ),
     "remove_links, every edge": lambda t: remove_links(ring(), ring().edge_index),
     "link_loss, a batch of no pairs": lambda t: link_loss(ROWS, next(iter(load()))),
     "LinkLoader, a state of other draws": lambda t: links().load_state_dict(

@@ -323,7 +323,14 @@ CASES = {
     "predict, chosen nodes in a list": lambda t: predict(
         ring(parts=HALVES, perm=torch.arange(4)), nodes=[1, 2]
     ),
+    "predict, a mask of fewer nodes": lambda t: predict(named(), nodes=torch.ones(3) > 0),
     "predict, features": lambda t: predict(ring().x),
+    "prepare, weights that are integers": lambda t: gas.models.GCN(4, 2, 2, 2, 2).prepare(
+        ring(edge_weight=torch.ones(8).long())
+    ),
+    "call, weights of another precision with csr": lambda t: gas.models.GCN(4, 2, 2, 2, 2).double()(
+        first_batch(ring(x=torch.ones(4, 2).double(), edge_weight=torch.full((8,), 0.5)))
+    ),
     "calling, a graph as a loader": lambda t: Model()(loader=ring()),
     "calling, a graph": lambda t: Model()(ring()),
     "calling, a mini-batch without ids": lambda t: Model()(

@@ -235,14 +235,20 @@ def ended_since(t):
         pass
 
 
-def typed_evaluation():
+def typed():
+    """Return a model of two types of nodes, both with labels, and its graph."""
     data = HeteroData()
     for kind in "ab":
         data[kind].x, data[kind].y = torch.ones(4, 2), torch.ones(4, dtype=torch.long)
     for ends in ("ab", "ba"):
         data[ends[0], "to", ends[1]].edge_index = torch.arange(4).repeat(2, 1)
     model = gas.to_scalable(Typed(data.edge_types), data)
-    return gas.evaluate(model, gas.cluster(data, 2, method="random", log=False))
+    return model, gas.cluster(data, 2, method="random", log=False)
+
+
+def typed_training():
+    model, graph = typed()
+    train_epoch(model, gas.SubgraphLoader(graph, log=False), torch.optim.Adam(model.parameters()))
 
 
 class Typed(torch.nn.Module):
@@ -283,7 +289,8 @@ CASES = {
     "plan, a model without histories": lambda t: gas.plan(ring(), SAGEConv(2, 2)),
     "train_gas.py --hetero, a loss that is NaN": lambda t: loss_of_types(),
     "train_epoch, the optimizer of another model": lambda t: optimizer_of_another(),
-    "evaluate, labels of several types": lambda t: typed_evaluation(),
+    "evaluate, labels of several types": lambda t: gas.evaluate(*typed()),
+    "train_epoch, a model of several types": lambda t: typed_training(),
     "train_epoch, a sum of losses that overflows": lambda t: train(loss_fn=sum_beyond_floats),
     "fit, a loss that grew": lambda t: fitted(1e9),
     "fit, a loss that grew after a better epoch": lambda t: fitted(1.0, 1e9, keep=True),

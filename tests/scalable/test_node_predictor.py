@@ -148,3 +148,21 @@ def test_nodes_by_their_own_ids(kind):
     torch.testing.assert_close(model.predict(loader, ids=ids[:1]), every[NODES[:1]])
     with pytest.raises(ValueError, match="'ids' holds 'python3-nump' and 1 more, which no node"):
         model.predict(graph, ids=[np.asarray(given)[7].item(), "python3-nump", "x"])
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_a_mask_of_all_nodes_of_a_small_graph(num_nodes):
+    data = random_graph(num_nodes, 8)
+    model = gas.models.GraphSAGE(num_nodes, data.num_features, 4, 3, 2)
+    graph = gas.cluster(data, num_nodes, model=model, method="random", log=False)
+    every = model.predict(graph)
+    mask = torch.ones(num_nodes, dtype=torch.bool)
+    torch.testing.assert_close(model.predict(graph, nodes=mask), every)
+
+
+@pytest.mark.parametrize("nodes", [torch.ones(3, dtype=torch.bool), torch.tensor([1.0])])
+def test_masks_of_another_size_and_real_numbers_are_refused(nodes):
+    _, model, graph = made()
+    model.predict(graph)
+    with pytest.raises(ValueError, match="'nodes' is torch.* expected whole numbers"):
+        model.predict(graph, nodes=nodes)

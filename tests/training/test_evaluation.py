@@ -203,3 +203,16 @@ def test_several_real_numbers_for_each_node():
     assert "probability" not in table
     np.testing.assert_allclose(np.stack(table["prediction"]), out, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(np.stack(table["label"]), y)
+
+
+@pytest.mark.parametrize(
+    ("without", "metric", "text"),
+    [("y", None, "has no 'y'"), ("masks", None, "has no 'train_mask'"), ("", "f2", "'metric' is")],
+)
+def test_what_cannot_be_scored_is_refused_before_histories_are_written(without, metric, text):
+    _, graph, model, _ = made()
+    for key in ("train_mask", "val_mask", "test_mask") if without == "masks" else [without]:
+        graph.pop(key, None)
+    with pytest.raises(ValueError, match=text):
+        gas.evaluate(model, graph, metric)
+    assert not any(history.written.any() for history in model.histories)

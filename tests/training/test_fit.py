@@ -285,3 +285,11 @@ def test_unusable_options_change_nothing(option):
     with pytest.raises(ValueError, match=min(option)):
         gas.fit(model, graph, adam(model), 1, log=False, **option)
     assert all(not history.written.any() for history in model.histories)
+
+
+def test_a_graph_that_cannot_be_trained_on_stays_as_it_is():
+    _, model, graph = make_graph()
+    del graph.test_mask
+    with pytest.raises(ValueError, match="'graph' has no 'test_mask'"):
+        gas.fit(model, graph, adam(model), 1, batch_size=2, log=False)
+    assert "batch_size" not in graph

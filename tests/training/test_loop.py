@@ -398,3 +398,13 @@ def test_a_full_batch_stays_as_it_was():
     for use in (lambda: list(full), lambda: full(None)):
         with pytest.raises(ValueError, match="a tensor of the full batch was changed in place"):
             use()
+
+
+def test_a_graph_without_labels_leaves_the_model_in_its_mode():
+    data, ptr, model = make()
+    del data.y
+    loader = gas.SubgraphLoader(data, ptr, log=False)
+    optimizer = torch.optim.Adam(model.eval().parameters())
+    with pytest.raises(ValueError, match="the graph has no 'y'"):
+        train_epoch(model, loader, optimizer)
+    assert not model.training

@@ -171,9 +171,14 @@ def distribute(
     group = Group(timeout)
     group.check_alike(_describe_settings(model, overlap, codec, weight))
     model.ranks = ModelRanks(group, overlap, codec, weight)
-    if graph is not None:
-        model.ranks.bind(model, local_graph(graph).get(SHARD))
-    return Distributed(model, **kwargs) if wrap else model
+    try:
+        if graph is not None:
+            model.ranks.bind(model, local_graph(graph).get(SHARD))
+        return Distributed(model, **kwargs) if wrap else model
+    except BaseException:  # It isn't distributed then, and may be again.
+        model.ranks = None
+        group.close()
+        raise
 
 
 def _describe_settings(
