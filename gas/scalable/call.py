@@ -101,9 +101,9 @@ class BatchModel(HistoryModel):
             count: Number of nodes of each part in the batch.
             loader: Batches that cover every node once, to compute layer by layer.
             fill: Write the histories from a full batch. (default: ``False``)
-            push: Write the rows of a mini-batch to the histories. ``False`` changes nothing, for
-                explanations, perturbed inputs or several passes with dropout; the halo's rows are
-                read as they are, however old. (default: ``True``)
+            push: Write the rows of a mini-batch to the histories. ``False`` leaves them unchanged,
+                for explanations, perturbed inputs or several passes with dropout; the halo's rows
+                are read as they are, however old. (default: ``True``)
             views: Also run the views of a mini-batch, with these histories: :meth:`views` for
                 wrappers of the model, such as ``DistributedDataParallel``. (default: no views)
             **kwargs: Passed on to ``forward``, such as ``edge_weight``.
