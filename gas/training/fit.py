@@ -24,6 +24,7 @@ from gas.training.metrics import METRICS, Metric, check_known_targets, split_mas
 from gas.training.optimizer_hooks import (
     AveragedWeights,
     check_hooks,
+    check_state,
     load_kept_weights,
     raise_rate,
     steps_per_epoch,
@@ -116,6 +117,8 @@ def fit(
         model, optimizer, epochs, evaluate_every, warm_up, patience, metric, loss, grad_norm,
         options,
     )  # fmt: skip
+    if keep_best:
+        check_state(model)
     check_metrics({} if metrics is None else metrics)
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
     loader = _make_loader(graph, batch_size)
