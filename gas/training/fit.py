@@ -115,10 +115,8 @@ def fit(
     """
     options = _check(
         model, optimizer, epochs, evaluate_every, warm_up, patience, metric, loss, grad_norm,
-        options,
+        keep_best, options,
     )  # fmt: skip
-    if keep_best:
-        check_state(model)
     check_metrics({} if metrics is None else metrics)
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
     loader = _make_loader(graph, batch_size)
@@ -195,6 +193,7 @@ def _check(
     metric: Metric | None,
     loss: Callable[[Tensor, Tensor], Tensor] | None,
     grad_norm: float | None,
+    keep_best: bool,
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """Refuse unusable arguments of :func:`fit`, and return the options of :func:`train_epoch`."""
@@ -224,6 +223,8 @@ def _check(
     names = ("micro_batches", "max_steps", "autocast", "loss_fn")
     check_options(grad_norm, **{name: options[name] for name in names if name in options})
     check_trainable(model, optimizer)
+    if keep_best:
+        check_state(model)
     return options
 
 
