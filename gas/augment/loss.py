@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gas.augment.units import check_not_negative
 from gas.native import on_host
 
 
@@ -84,9 +85,10 @@ def mh_aug_loss(
             (default: no teacher)
 
     Raises:
-        ValueError: If shapes don't fit, ``teacher_is_first`` is no truth value, or, on the CPU, a
-            labelled node has no class.
+        ValueError: If shapes don't fit, a weight is negative or NaN, ``teacher_is_first`` is no
+            truth value, or, on the CPU, a labelled node has no class.
     """
+    check_not_negative(kl=kl, h=h)
     for name, out in (("first", first), ("second", second)):
         if out.shape != logits.shape:
             raise ValueError(

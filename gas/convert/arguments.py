@@ -96,6 +96,20 @@ def features_parameter(wanted: dict[str, Any], data: Data, edges: str) -> str:
     return "" if is_known or "x" in wanted or "x" not in data or first in UNSUPPORTED else first
 
 
+def missing_error(method: str, name: str, edges: str | None, data: Data) -> ValueError:
+    """Return the error of a parameter for which a model has no attribute of the graph."""
+    if name in data:  # Edges beside edges.
+        return ValueError(
+            f"{method} takes {edges!r} and {name!r}, and a model has one of them: multiply by the "
+            "matrix of the edges, torch.sparse_coo_tensor(edge_index.flip(0), edge_weight, "
+            "(num_nodes, num_nodes)), or give layers the matrix"
+        )
+    return ValueError(
+        f"{method} takes {name!r}, which the graph doesn't have "
+        f"({', '.join(sorted(data.keys()))}): name it as the attribute, or set the attribute"
+    )
+
+
 def refuse_ambiguous_weights(net: Module, wanted: dict[str, Any], data: Data) -> None:
     """Refuse a graph with a number for each edge that a module might be given as its weight."""
     if WEIGHT not in wanted or WEIGHT in data or "edge_attr" in wanted or "edge_attr" not in data:

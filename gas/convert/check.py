@@ -20,6 +20,7 @@ from gas.convert.edge_layers import (
     Opened,
     WrappedLayer,
     add_hop,
+    several_values_error,
     turn_layers,
 )
 from gas.convert.inputs import (
@@ -185,11 +186,7 @@ def make_layer_tests(
     ptr = torch.tensor([0, *cuts, small.num_nodes])
     for call in calls:
         if not isinstance(values[call.node], Tensor):
-            raise InexactLayerError(
-                f"'{call.name}' ({type(call.layer).__name__}) returns a "
-                f"{type(values[call.node]).__name__}, expected one tensor with a row for each node",
-                call.layer,
-            )
+            raise several_values_error(call.name, call.layer, values[call.node])
     for batch in SubgraphLoader(small, ptr, layout="fused", log=False):
         batch = batch.to(device)
         adj_t = batch.data.adj_t

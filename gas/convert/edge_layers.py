@@ -28,6 +28,15 @@ class InexactLayerError(ValueError):
         self.layer = layer
 
 
+def several_values_error(name: str, layer: Module, value: Any) -> InexactLayerError:
+    """Return the error of a layer that gives anything but one tensor."""
+    return InexactLayerError(
+        f"'{name}' ({type(layer).__name__}) returns a {type(value).__name__}, expected one tensor "
+        "with a row for each node",
+        layer,
+    )
+
+
 class DifferentEdgesError(ValueError):
     """Error of layers that can't all take one normalised graph."""
 

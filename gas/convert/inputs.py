@@ -26,6 +26,7 @@ from gas.convert.arguments import (
     find_dictionaries,
     find_method,
     graph_parameter,
+    missing_error,
     node_table_error,
     parameters,
     refuse_ambiguous_weights,
@@ -299,10 +300,7 @@ def find_inputs(net: Module, data: Data) -> Inputs:
                 f"{type(net).__name__}.{method} takes {missing[0]!r}, which is for many graphs or "
                 "samples of one: here nodes of one whole graph are trained on"
             )
-        raise ValueError(
-            f"{type(net).__name__}.{method} takes {missing[0]!r}, which the graph doesn't have "
-            f"({', '.join(sorted(data.keys()))}): name it as the attribute, or set the attribute"
-        )
+        raise missing_error(f"{type(net).__name__}.{method}", missing[0], edges, data)
     weighted = _is_weighted(data.get("adj_t")) and "edge_index" not in data
     by_value = has_edges and (weighted or (edges != "edge_index" and WEIGHT in data))
     adj_t = data.get("adj_t")

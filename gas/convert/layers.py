@@ -123,6 +123,8 @@ def describe_call(traced: Traced, node: Node) -> LayerCall:
     net, kinds, adjacency, name = traced.net, traced.kinds, traced.edges, str(node.target)
     layer = net.get_submodule(name)
     bound = bind(layer, node.args, node.kwargs)
+    if _are_counts(traced, bound.get("size")):
+        del bound["size"]  # Those of the rows and edges that it is given, as without it.
     selected: Node | None = None
     picked: tuple[str, ...] = ()
     if isinstance(layer, OnSomeEdges):
@@ -151,6 +153,15 @@ def describe_call(traced: Traced, node: Node) -> LayerCall:
         pair=bound[pairs[0]][1] if pairs else ALONE, dropped=node.meta.get(DROP),
         selected=selected, picked=picked,
     )  # fmt: skip
+
+
+def _are_counts(traced: Traced, size: Any) -> bool:
+    """Return whether a layer's ``size`` is the number of nodes at both ends."""
+    ends = size if isinstance(size, tuple | list) else ()
+    return bool(ends) and all(
+        isinstance(end, Node) and traced.kinds[end] == ROWS and isinstance(traced.values[end], int)
+        for end in ends
+    )
 
 
 SELECTED_EDGES = "_selected_"  # The prefix of the names of such layers.

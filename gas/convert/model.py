@@ -19,7 +19,7 @@ from gas.convert.followed import Followed, find_followed
 from gas.convert.known import walk_back
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
-from gas.convert.preparation import PREPARED, check_unprepared
+from gas.convert.preparation import GIVEN, PREPARED, check_unprepared
 from gas.convert.rewrite import (
     drop_in_one_pass,
     dropout_rates,
@@ -232,7 +232,7 @@ class Converted(ScalableGNN):
                 each.follow()
         given = {**given, "x": x, TRAINING: self.training}
         missing = [name for name in self._inputs if name not in given]
-        if missing and missing[0].startswith(PREPARED):
+        if missing and missing[0].startswith((PREPARED, GIVEN)):
             raise ValueError(
                 "the graph lacks what this model's layers compute of all edges: cut it by "
                 "gas.cluster(data, num_parts, model=model), or give model.prepare(data)"

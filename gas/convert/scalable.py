@@ -9,6 +9,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
@@ -27,7 +28,7 @@ from gas.convert.matrices import MatrixError
 from gas.convert.model import Converted
 from gas.convert.normalise import DifferentEdgesError
 from gas.convert.sample import find_sample_graphs
-from gas.convert.state import keep_generators
+from gas.convert.state import is_own_module, keep_generators
 from gas.graph import check_nodes
 from gas.nn import NeverExactError, check_exact, explain_failures
 from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
@@ -94,6 +95,7 @@ def to_scalable(
         )
     if isinstance(net, ScalableGNN):
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
+    _check_forward(net)
     data = make_graph(net, data, num_nodes)
     check_exact("", net)
     net, data = wrap_lists(net, data)
@@ -138,6 +140,19 @@ def _with_precision(net: Module, x: Any, options: dict[str, Any]) -> dict[str, A
     if (dtypes or {getattr(x, "dtype", None)}) == {torch.float64}:
         return {"dtype": torch.float64, **options}
     return options
+
+
+def _check_forward(net: Module) -> None:
+    """Refuse a module whose call isn't the ``forward`` of its class."""
+    if not is_own_module(net) or isinstance(net, GraphModule):
+        return  # PyG's Sequential has a forward of each object, and torch.fx makes a __call__.
+    if "forward" in vars(net) or type(net).__call__ is not Module.__call__:
+        name = "forward" if "forward" in vars(net) else "__call__"
+        where = "set on the object" if name == "forward" else "of its own"
+        raise ValueError(
+            f"{type(net).__name__} has a {name!r} {where}, and what is followed is the forward of "
+            "its class: do there what it does, def forward(self, x, edge_index)"
+        )
 
 
 def _convert(net: Module, data: Data, options: dict[str, Any]) -> Converted:

@@ -256,8 +256,8 @@ def _call_made(module: Module, forward: Any, args: Any, kwargs: Any) -> Any:
     """
     if any(True for _ in module.parameters()):
         raise ValueError(
-            f"it makes a {type(module).__name__} in forward, with new weights in every call: make "
-            "it in __init__"
+            f"it calls a {type(module).__name__} that isn't a part of the module: make it in "
+            "__init__, not in forward, and keep layers in a torch.nn.ModuleList, not in a list"
         )
     return forward(*args, **kwargs)
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import DifferentEdgesError, bind
+from gas.convert.edge_layers import DifferentEdgesError, bind, several_values_error
 from gas.convert.failures import describe_error, describe_hooks
 from gas.convert.inputs import Inputs, copy_value, like_tuple
 from gas.convert.known import evaluate_node, is_close, walk_back
@@ -229,10 +229,20 @@ class Traced:
                 known |= dict.fromkeys((size for size in changing if size not in known), SELECTED)
             found = {known.get(size, OTHER) for size in changing}
             if len(found) > 1 or OTHER in found:
+                value, name = self.values[node], str(node.target)
+                if is_layer(self.net, node) and not isinstance(value, Tensor):
+                    raise several_values_error(name, self.net.get_submodule(name), value)
+                is_mask = node.target is operator.getitem and OTHER in found and ROWS in taken
                 raise ValueError(
                     f"'{node.name}' ({function_name(node)}) has a size that is neither the number "
                     "of nodes nor of edges: mini-batches have other ones, so its meaning isn't "
                     "known"
+                    + (
+                        ": return the rows of all nodes, and select those of a mask where the "
+                        "loss is computed, out[own.train_mask]"
+                        if is_mask
+                        else ""
+                    )
                 )
             self.kinds[node] = found.pop() if found else OTHER
 
@@ -281,7 +291,10 @@ class Traced:
             if len(taken | ({kind} - {OTHER})) > 1:
                 raise ValueError(
                     f"{self._describe(node)} mixes rows of nodes with rows of edges outside of a "
-                    "message passing layer, whose edges mini-batches know"
+                    "message passing layer, whose edges mini-batches know: give rows of edges as "
+                    "data.edge_attr, compute them in the message of a MessagePassing, of x_i and "
+                    "x_j, or reduce them by scatter; for a softmax of edges, take "
+                    "torch_geometric.utils.softmax"
                 )
             if not taken or (IN_ONE_MODE in node.meta and function_name(node).strip("_") in DRAWS):
                 continue

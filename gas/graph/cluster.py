@@ -24,7 +24,7 @@ from gas.graph.hetero import cluster_heterogeneous
 from gas.graph.partition import PartitionOptions, find_parts, find_shards, round_num_parts
 from gas.graph.permute import permute_edges
 from gas.graph.versions import remember_original
-from gas.native import bytes_of, check_flags, check_integer
+from gas.native import bytes_of, check_flags, check_integer, check_path
 
 
 class Model(Protocol):
@@ -195,6 +195,8 @@ def _check_arguments(
 ) -> int | None:
     """Refuse arguments that contradict each other; return ``memory`` in bytes, if it is given."""
     check_integer("shards", shards, 1)
+    if out is not None:
+        check_path("out", out, "a folder")
     is_auto = num_parts == "auto"
     if (memory is not None and not is_auto) or (is_auto and model is None):
         raise ValueError(
@@ -243,12 +245,19 @@ def _check_typed(num_parts: int | str, model: object, **arguments: object) -> No
 
 def _prepare(data: Data, model: Any) -> Data:
     """Apply the transform of a model; return the graph itself if it changes nothing."""
-    if hasattr(model, "check_on_sample"):
-        model.check_on_sample(data)
     transform = getattr(model, "transform", model)
     takes_it = transform is None or getattr(transform, "takes_adj_t", False)
     listed = data if takes_it else with_edge_index(data)
     prepared = model.prepare(listed)
+    weight = prepared.get("edge_weight")
+    if weight is not None and not bool(torch.isfinite(weight).all()):
+        raise ValueError(
+            "'edge_weight' is NaN or infinite after the normalisation of 'model', although it was "
+            "finite: weights of the edges into a node sum up to less than 0; give weights of at "
+            "least 0, or build the layers with normalize=False"
+        )
+    if hasattr(model, "check_on_sample"):
+        model.check_on_sample(data)
     return data if prepared is listed else prepared
 
 

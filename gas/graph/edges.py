@@ -63,6 +63,11 @@ def read_edges(adj: Any, num_nodes: int | None = None, name: str = "edge_index")
                 "out"
             )
         return _check_ends(Edges(src.long(), dst.long(), layout.value(adj), size[0]), name)
+    if name == "adj_t" and adj.dim() == 2 and adj.size(0) == adj.size(1):
+        raise ValueError(
+            f"'adj_t' is a dense matrix of shape {list(adj.shape)}, expected a sparse one, whose "
+            "rows are destinations: data.adj_t = data.adj_t.to_sparse_csr()"
+        )
     if adj.is_floating_point() or adj.is_complex() or adj.dtype == torch.bool:
         raise ValueError(f"'{name}' has dtype {adj.dtype}, expected integers: pass {name}.long()")
     if adj.dim() != 2 or adj.size(0) != 2:

@@ -28,7 +28,15 @@ from gas.graph.partitioners import (
     to_integer_weights,
     undirected_graph,
 )
-from gas.native import cache_dir, check_flags, check_integer, replace_file, report_blocking, warn
+from gas.native import (
+    cache_dir,
+    check_flags,
+    check_integer,
+    check_path,
+    replace_file,
+    report_blocking,
+    warn,
+)
 
 # METIS takes less than ten seconds for so many entries of the undirected graph.
 MOST_QUIET_ENTRIES = 200_000
@@ -120,6 +128,9 @@ def find_parts(
     weight = None if edge_weight is None else to_integer_weights(edge_weight, edges.src.numel())
     edges = Edges(edges.src.cpu(), edges.dst.cpu(), weight, edges.num_nodes)
     _check_num_parts(num_parts, edges.num_nodes)
+    check_integer("seed", options.seed, -(2**31), 2**31 - 1)
+    if not isinstance(options.cache, bool):
+        check_path("cache", options.cache, "a folder, or True or False")
     classes = None if balance is None else check_classes(balance, edges.num_nodes)
     if num_parts == 1:
         return torch.arange(edges.num_nodes), torch.tensor([0, edges.num_nodes])

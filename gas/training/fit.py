@@ -24,6 +24,7 @@ from gas.training.metrics import Metric, check_known_targets, check_metric_name,
 from gas.training.optimizer_hooks import (
     AveragedWeights,
     check_hooks,
+    check_state,
     choose_warm_up,
     load_kept_weights,
     raise_rate,
@@ -116,7 +117,7 @@ def fit(
     """
     options, warm_up = _check(
         model, optimizer, epochs, evaluate_every, warm_up, patience, metric, loss, grad_norm,
-        options,
+        keep_best, options,
     )  # fmt: skip
     check_metrics({} if metrics is None else metrics)
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
@@ -193,6 +194,7 @@ def _check(
     metric: Metric | None,
     loss: Callable[[Tensor, Tensor], Tensor] | None,
     grad_norm: float | None,
+    keep_best: bool,
     options: dict[str, Any],
 ) -> tuple[dict[str, Any], int]:
     """Refuse unusable arguments; return the options of :func:`train_epoch`, and ``warm_up``."""
@@ -222,6 +224,8 @@ def _check(
     names = ("micro_batches", "max_steps", "autocast", "loss_fn")
     check_options(grad_norm, **{name: options[name] for name in names if name in options})
     check_trainable(model, optimizer)
+    if keep_best:
+        check_state(model)
     return options, warm_up
 
 

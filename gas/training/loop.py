@@ -261,6 +261,11 @@ def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
             "own, out = model(batch), or convert a module that returns one tensor"
         )
     trained = {id(p) for p in model.parameters() if p.requires_grad}
+    if not trained and any(True for _ in model.parameters()):
+        raise ValueError(
+            "'model' has no parameter that requires a gradient, and nothing would be learnt: "
+            "model.requires_grad_(), or of some layers alone"
+        )
     has = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if trained and not trained & has:
         raise ValueError(

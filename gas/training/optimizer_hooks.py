@@ -196,6 +196,25 @@ def _copy(values: list[Tensor], to: list[Tensor] | list[torch.nn.Parameter]) -> 
         target.copy_(value)
 
 
+def check_state(model: torch.nn.Module) -> None:
+    """Refuse a model whose ``state_dict`` can't be loaded into it at the end of a training.
+
+    Raises:
+        ValueError: If it lacks parameters, or has names that the model doesn't have.
+    """
+    known = dict(model.named_parameters(remove_duplicate=False))
+    state = {name for name in model.state_dict() if not name.endswith("_extra_state")}
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    wrong = sorted(known.keys() - state) + sorted(state - known.keys() - buffers.keys())
+    if wrong:
+        raise ValueError(
+            f"'model' has a state_dict that doesn't fit its parameters, such as {wrong[0]!r}, and "
+            "the best weights couldn't be loaded: PyG's Linear doesn't save what weight_norm, "
+            "spectral_norm or pruning makes of its weight; put a torch.nn.Linear in its place, or "
+            "pass keep_best=False"
+        )
+
+
 def load_kept_weights(
     model: ScalableGNN, run: Run, average: AveragedWeights, inference: Any, has_norms: bool
 ) -> None:

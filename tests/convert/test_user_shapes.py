@@ -581,3 +581,27 @@ def test_rows_by_where_are_those_of_a_mask(where):
         return net.conv2(score.unsqueeze(1) * x, edge_index)
 
     check(net_of(forward), random_graph(), of_x)
+
+
+def test_a_layer_is_told_the_number_of_nodes():
+    def forward(net, x, edge_index):
+        size = (x.size(0), x.size(0))
+        x = net.a(x, edge_index, size=size).relu()
+        return net.b(x, edge_index, size=size)
+
+    check(net_of(forward, a=pyg.SAGEConv(5, 8), b=pyg.GATConv(8, 3)), random_graph(), of_x)
+
+
+def test_what_stands_in_for_the_forward_of_a_class_is_refused():
+    class Doubled(Net):
+        def __call__(self, *args):
+            return 2 * super().__call__(*args)
+
+        def forward(self, x, edge_index):
+            return both(self, x, edge_index)
+
+    net = net_of(both)
+    net.forward = lambda x, edge_index: 2 * both(net, x, edge_index)
+    for each in (Doubled(), net):
+        with pytest.raises(ValueError, match="what is followed is the forward of its class"):
+            gas.to_scalable(each, random_graph())

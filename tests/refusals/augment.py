@@ -155,6 +155,12 @@ CASES = {
     ),
     "update_entropy, training diverged": lambda t: chain().update_entropy(NAN),
     "mh_aug_loss, a number for a teacher": lambda t: loss(teacher_is_first=1),
+    "mh_aug_loss, a negative weight": lambda t: gas.augment.mh_aug_loss(
+        *torch.zeros(3, 4, 2), torch.zeros(4, dtype=torch.long), kl=-1.0
+    ),
+    "mh_aug_loss, a weight that is NaN": lambda t: gas.augment.mh_aug_loss(
+        *torch.zeros(3, 4, 2), torch.zeros(4, dtype=torch.long), h=float("nan")
+    ),
     "mh_aug_loss, labels of other nodes": lambda t: loss(torch.zeros(3).long()),
     "mh_aug_loss, a mask of other nodes": lambda t: loss(mask=KEPT[:3]),
     "mh_aug_loss, nodes without a class": lambda t: loss(torch.full((4,), -1)),

@@ -36,6 +36,52 @@ def hooked(layer):
     return layer
 
 
+class Doubled(nn.Module):
+    def __call__(self, *args, **kwargs):
+        return 2 * super().__call__(*args, **kwargs)
+
+    def forward(self, x, edge_index):
+        return x
+
+
+def with_forward(function):
+    net = net_of(lambda net, x, edge_index: net.conv(x, edge_index))
+    net.forward = function
+    return net
+
+
+class BothRows(pyg.SAGEConv):
+    """Gives rows of nodes and of edges, by its messages."""
+
+    def propagate(self, edge_index, size=None, **kwargs):
+        return super().propagate(edge_index, size=size, **kwargs), edge_index[0].view(-1, 1)
+
+    def forward(self, x, edge_index):
+        return self.propagate(edge_index, x=(x, x))
+
+
+class Paired(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = BothRows(2, 2)
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)[0]
+
+
+def without_preparation():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = pyg.GCNConv(2, 2), pyg.SAGEConv(2, 2)
+
+        def forward(self, x, edge_index):
+            return self.b(self.a(x, edge_index), edge_index)
+
+    model = gas.to_scalable(Net(), ring())
+    model.predict(gas.cluster(ring(), 2, log=False), log=False)
+
+
 class Named(nn.Module):
     def forward(self, x):
         return {"x": x}
@@ -572,6 +618,25 @@ CASES = {
         pyg.AttentiveFP(2, 2, 2, 2, 1, 1), ring(edge_attr=torch.ones(8, 2), batch=torch.zeros(4))
     ),
     "a class": lambda t: gas.to_scalable(pyg.GCN, ring()),
+    "a module that does more than forward": lambda t: gas.to_scalable(Doubled(), ring()),
+    "a forward that is set on the object": lambda t: gas.to_scalable(
+        with_forward(lambda x, edge_index: x), ring()
+    ),
+    "edges, and the matrix of edges": lambda t: convert(
+        lambda net, x, edge_index, adj_t: adj_t @ net.conv(x, edge_index),
+        "x, edge_index, adj_t",
+        data=ring(adj_t=torch.eye(4).to_sparse_csr()),
+    ),
+    "outputs of the nodes of a mask": lambda t: convert(
+        lambda net, x, edge_index, train_mask: net.conv(x, edge_index)[train_mask],
+        "x, edge_index, train_mask",
+        data=ring(train_mask=torch.arange(4) > 1),
+    ),
+    "layers in a list": lambda t: convert(
+        lambda net, x, edge_index: net.layers[0](x, edge_index), layers=[pyg.SAGEConv(2, 2)]
+    ),
+    "a layer that gives its edges, too": lambda t: gas.to_scalable(Paired(), ring()),
+    "a graph without what its model needs": lambda t: without_preparation(),
     "features of other nodes": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2), ring(num_nodes=5)),
     "features of NumPy": lambda t: gas.to_scalable(
         pyg.GCN(2, 2, 2), ring(x=torch.ones(4, 2).numpy())

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import torch
+import torch_geometric.nn as pyg
 from scipy import sparse
 from torch_geometric.data import Data
 
@@ -21,6 +22,12 @@ ROWPTR, COL = torch.tensor([0, 1, 2]), torch.tensor([0, 1])
 
 def metis(adj=RING, num_parts=2, **options):
     return gas.metis(adj, num_parts, log=False, **options)
+
+
+def negative_weights():
+    data = ring(edge_weight=-2 * torch.ones(8))
+    model = gas.to_scalable(pyg.GCN(2, 2, 2), data)
+    gas.cluster(data, 2, model=model, log=False)
 
 
 def csr(rows=4, cols=4):
@@ -234,6 +241,13 @@ CASES = {
     "gas.cluster, a list of other nodes": lambda t: cluster(ring(train_idx=torch.tensor([4]))),
     "gas.metis, an unknown method": lambda t: metis(method="scotch"),
     "gas.metis, no parts": lambda t: metis(num_parts=0),
+    "gas.cluster, a dense matrix of edges": lambda t: gas.cluster(
+        Data(x=torch.ones(4, 2), adj_t=torch.eye(4)), 2, log=False
+    ),
+    "gas.cluster, weights that can't be normalised": lambda t: negative_weights(),
+    "gas.cluster, a seed in words": lambda t: gas.cluster(ring(), 2, seed="one", log=False),
+    "gas.cluster, a cache that is a number": lambda t: gas.cluster(ring(), 2, cache=3, log=False),
+    "gas.cluster, out= is a number": lambda t: gas.cluster(ring(), 2, out=3, log=False),
     "gas.metis, half a part": lambda t: metis(num_parts=2.5),
     "gas.metis, more parts than nodes": lambda t: metis(num_parts=5),
     "gas.metis, kaminpar is missing": kaminpar,

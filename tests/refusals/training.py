@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import HeteroConv, SAGEConv
+from torch_geometric.nn import GCN, HeteroConv, SAGEConv
 
 import gas
 from gas import models
@@ -41,6 +41,12 @@ def gcn(out_channels=2):
     return models.GraphSAGE(
         num_nodes=4, in_channels=2, hidden_channels=2, out_channels=out_channels, num_layers=2
     )
+
+
+def pruned():
+    net = GCN(2, 2, 2)
+    torch.nn.utils.parametrizations.weight_norm(net.convs[0].lin)
+    return gas.to_scalable(net, ring())
 
 
 class Pair(torch.nn.Module):
@@ -352,6 +358,10 @@ CASES = {
     "train_epoch, an unknown bank": lambda t: train(with_views(), bank="both"),
     "FullBatch, a tensor changed in place": lambda t: full_batch(),
     "fit, a module of PyTorch": lambda t: fit(model=torch.nn.Linear(2, 2)),
+    "fit, a state_dict without the parameters": lambda t: fit(model=pruned()),
+    "fit, a model that is frozen": lambda t: fit(
+        model=gas.models.GraphSAGE(4, 2, 2, 2, 2).requires_grad_(False)
+    ),
     "fit, no epochs": lambda t: fit(epochs=0),
     "fit, no patience": lambda t: fit(patience=0),
     "fit, never evaluated": lambda t: fit(evaluate_every=0),
