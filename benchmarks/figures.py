@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 from common import load
 from matplotlib.colors import LogNorm
 from matplotlib.patches import FancyArrowPatch, Rectangle
-from tables import GIB, MIB, NORMS, median_epoch
+from tables import GIB, MIB, NORMS, by_seed, median_epoch
 
 NAMES = {  # Contenders that are drawn, with their colour.
     "full batch": "black",
@@ -26,6 +26,11 @@ NAMES = {  # Contenders that are drawn, with their colour.
     "stale rows as they are": "tab:green",
     "64 parts": "tab:red",
 }
+SEEDED = {
+    "full batch": ("black", "full batch"), "histories": ("tab:blue", "histories"),
+    "PyG, ClusterLoader": ("tab:red", "ClusterLoader"),
+    "PyG, GraphSAINT": ("tab:green", "GraphSAINT"),
+}  # fmt: skip
 OUT = Path(__file__).resolve().parents[1] / "docs/images"
 OWN, HALO, STORED = "tab:blue", "tab:orange", "0.85"
 
@@ -55,6 +60,34 @@ def draw_time_to_accuracy() -> Any:
         panel.set(
             title=f"{name}, {model}, {NORMS[norm]}, lr {lr}", xlabel="seconds of training",
             ylabel="validation accuracy", xlim=(0, end), ylim=(best - 0.15, best + 0.02),
+        )  # fmt: skip
+    panels.flat[0].legend(fontsize="small", loc="lower right")
+    return figure
+
+
+def draw_loaders() -> Any:
+    """Draw the validation score against seconds of training, a line for each seed, with loaders."""
+    cases = by_seed("time_to_accuracy_seeds")
+    size = (5.5 * len(cases), 3.4)
+    figure, panels = plt.subplots(1, len(cases), figsize=size, squeeze=False)
+    for panel, (case, seeds) in zip(panels.flat, cases.items(), strict=True):
+        name, model, norm, lr = case.split(":")
+        best = [max(runs["full batch"]["val"]) for runs in seeds]
+        ends = [
+            runs["full batch"]["seconds"][runs["full batch"]["val"].index(most)]
+            for runs, most in zip(seeds, best, strict=True)
+        ]
+        for contender, (colour, label) in SEEDED.items():
+            for position, runs in enumerate(seeds):
+                run = runs[contender]
+                panel.plot(
+                    run["seconds"], run["val"], color=colour, linewidth=0.9,
+                    label="" if position else label,
+                )  # fmt: skip
+        panel.set(
+            title=f"{name}, {model}, {NORMS[norm]}, lr {lr}", xlabel="seconds of training",
+            ylabel="validation accuracy", xlim=(0, max(ends)),
+            ylim=(max(best) - 0.06, max(best) + 0.01),
         )  # fmt: skip
     panels.flat[0].legend(fontsize="small", loc="lower right")
     return figure
@@ -325,8 +358,8 @@ def arrow(start: tuple[float, float], end: tuple[float, float], color: str, bend
 
 
 MAKERS: tuple[Callable[[], Any], ...] = (
-    draw_batch, draw_choice, draw_memory, draw_operators, draw_out_of_core, draw_scale,
-    draw_staleness, draw_steps, draw_time_to_accuracy,
+    draw_batch, draw_choice, draw_loaders, draw_memory, draw_operators, draw_out_of_core,
+    draw_scale, draw_staleness, draw_steps, draw_time_to_accuracy,
 )  # fmt: skip
 FIGURES = {each.__name__.removeprefix("draw_"): each for each in MAKERS}
 
