@@ -12,6 +12,7 @@ from typing import Any
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data
 
 from gas.convert.kept import find_rows
@@ -251,7 +252,7 @@ def node_table_error(
     """
     size, matrices = data.num_nodes, []
     for name, weight in net.named_parameters():
-        if "node_id" in data or weight.dim() != 2 or size not in weight.shape:
+        if "node_id" in data or is_lazy(weight) or weight.dim() != 2 or size not in weight.shape:
             continue
         what = "row" if weight.size(0) == size else "column"
         return ValueError(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.nn import Module
 
+from gas.convert.state import is_own_module
 from gas.graph import version
+
+OPTIONS = bool, int, float, str  # Types of options that are followed.
 
 
 class Followed(Protocol):
@@ -98,6 +102,34 @@ class _FollowedParts:
             )
 
 
+@dataclass
+class _FollowedOptions:
+    """The options of layers of PyTorch and PyG, such as ``p`` of a dropout, of which copies exist.
+
+    * ``options``: the name of each layer, its attributes now, and its options when it was
+      converted.
+    """
+
+    options: list[tuple[str, dict[str, Any], dict[str, Any]]]
+
+    def follow(self) -> None:
+        """Check that they are the same.
+
+        Raises:
+            ValueError: If one was changed.
+        """
+        for name, now, seen in self.options:
+            if all(map(is_, map(now.get, seen), seen.values())):  # Every call comes here.
+                continue
+            for key, value in seen.items():
+                if now.get(key) is not value and now.get(key) != value:
+                    raise ValueError(
+                        f"{f'{name}.{key}'.lstrip('.')!r} of the module is {now.get(key)!r}, and "
+                        f"was {value!r} when it was converted, as it still is in its model: "
+                        "convert the module again"
+                    )
+
+
 def _describe(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"{value!r}"
@@ -108,7 +140,7 @@ def _describe(value: Any) -> str:
 def find_followed(
     net: Module, model: Module, unknown: Collection[str], computed: Collection[str]
 ) -> list[Followed]:
-    """Find what its model wouldn't see if it were replaced in a module: tensors and parts.
+    """Find what its model wouldn't see if it were replaced in a module: tensors, parts, options.
 
     Args:
         net: The module. Buffers of its parts are those of the model, and are found there.
@@ -117,10 +149,17 @@ def find_followed(
         computed: The names of those that the model has numbers of.
     """
     parts: list[Any] = []
+    options: list[Any] = []
     tensors: dict[int, _FollowedTensor] = {}
     for prefix, module in net.named_modules():
         if isinstance(module._modules, dict):  # That of a scripted module can't be changed.
             parts.append((module._modules, dict(module._modules)))
+        if not is_own_module(module):
+            chosen = {
+                key: value for key, value in vars(module).items()
+                if type(value) in OPTIONS and key != "training" and not key.startswith("_")
+            }  # fmt: skip
+            options.append((prefix, vars(module), chosen))
         mine = model.get_submodule(prefix)
         for owner in (vars(module), *([] if prefix else [module._buffers])):
             for key, value in owner.items():
@@ -136,5 +175,6 @@ def find_followed(
                     made.places.append((place, key))
     return [
         _FollowedParts(parts),
+        _FollowedOptions(options),
         *(each for each in tensors.values() if each.places or each.is_fixed),
     ]

@@ -154,6 +154,50 @@ def test_parts_that_are_replaced_are_refused(change, text):
         model.predict(graph, log=False)
 
 
+class Optional(nn.Module):
+    """A module whose layers have options, and that keeps numbers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([pyg.GATConv(5, WIDTH), pyg.GATConv(WIDTH, 3)])
+        self.norm, self.drop = nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)
+        self.calls, self.best = 0, 0.5
+
+    def forward(self, x, edge_index):
+        self.calls += 1
+        x = self.norm(self.convs[0](x, edge_index)).relu()
+        return self.convs[1](self.drop(x), edge_index)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda net: setattr(net.drop, "p", 0.0), "'drop.p' of the module is 0.0, and was 0.5"),
+        (lambda net: setattr(net.norm, "eps", 0.1), "'norm.eps' of the module is 0.1, and was 1e-"),
+        (lambda net: setattr(net.convs[1], "negative_slope", 0.5), r"'convs.1.negative_slope'"),
+    ],
+)
+def test_options_of_layers_that_are_changed_are_refused(change, text):
+    net, data = Optional(), random_graph()
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    change(net)
+    with pytest.raises(ValueError, match=text):
+        model.predict(graph, log=False)
+    again = gas.to_scalable(net, data).eval()
+    torch.testing.assert_close(again.predict(graph, log=False), net.eval()(data.x, data.edge_index))
+
+
+def test_numbers_of_the_module_itself_and_modes_may_change():
+    net, data = Optional(), random_graph()
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    net.best, net.drop.p = 0.9, float("0.5")  # An equal number.
+    net.eval()(data.x, data.edge_index)
+    expected = net(data.x, data.edge_index)
+    torch.testing.assert_close(model.eval().predict(graph, log=False), expected)
+
+
 @pytest.mark.parametrize("kind", ["parameter", "buffer", "argument"])
 def test_a_value_may_have_the_name_of_a_method_of_tensors(kind):
     class Named(pyg.GraphSAGE):

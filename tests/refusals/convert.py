@@ -884,6 +884,12 @@ CASES = {
     "a tensor that is replaced, and was computed with": lambda t: replaced(
         lambda net: net.scale.zero_(), lambda net: net.scale.exp()
     ),
+    "an argument of a lazy module that the graph lacks": lambda t: convert(
+        lambda net, x, e: net.lazy(x, e), "x, e", lazy=pyg.SAGEConv((-1, -1), 2)
+    ),
+    "an option of a layer that is changed": lambda t: replaced(
+        lambda net: setattr(net.conv, "normalize", "maybe")
+    ),
     "a layer that is replaced": lambda t: replaced(
         lambda net: setattr(net, "conv", pyg.SAGEConv(2, 2))
     ),
