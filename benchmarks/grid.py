@@ -8,9 +8,9 @@ batch is trained at every learning rate, until its validation score has not rise
 B be the best of these scores, and t the seconds to it. Histories then get ``3 t`` seconds at every
 rate, by ``gas.fit`` with its defaults, with the parts that ``gas.plan`` prefers among histories;
 on smaller graphs, its plan is a full batch. (Results of AmazonComputers are without warm-up; those
-with BatchNorm of other graphs, but for CoauthorPhysics with GraphSAGE, had one.)
-What counts is whether they reach B less .5 points (without a norm, B less 1.5), and
-after how many seconds. Finished runs are saved, and skipped by a later call.
+with BatchNorm of other graphs, but for CoauthorPhysics with GraphSAGE, had one.) What counts is
+whether they reach B less .5 points (without a norm, B less 1.5), and after how many seconds.
+Finished runs are saved, and skipped by a later call.
 
 With ``--processor-time`` a second is one of the process's processor time: for one thread on a
 machine that has other work.
