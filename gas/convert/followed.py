@@ -14,6 +14,7 @@ from gas.convert.state import is_own_module
 from gas.graph import version
 
 OPTIONS = bool, int, float, str  # Types of options that are followed.
+NOT_OPTIONS = "training", "fuse"  # Modes, which calls of layers set, too.
 
 
 class Followed(Protocol):
@@ -157,7 +158,7 @@ def find_followed(
         if not is_own_module(module):
             chosen = {
                 key: value for key, value in vars(module).items()
-                if type(value) in OPTIONS and key != "training" and not key.startswith("_")
+                if type(value) in OPTIONS and key not in NOT_OPTIONS and not key.startswith("_")
             }  # fmt: skip
             options.append((prefix, vars(module), chosen))
         mine = model.get_submodule(prefix)
