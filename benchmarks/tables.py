@@ -179,18 +179,13 @@ def large() -> str:
 def against_loaders(name: str) -> str:
     """Return the contenders of a run of time_to_accuracy.py on one graph."""
     (runs,) = load(name)["cases"].values()
-    goal = max(runs["full batch"]["val"]) - BELOW
-    own = seconds_until(runs["full batch"], goal)
-    rows = []
+    own, rows = until_best(runs, FULL), []
     for contender, label in LOADERS.items():
         if contender not in runs:
             continue
-        run = runs[contender]
-        seconds = seconds_until(run, goal)
-        took = (
-            f"not reached in {run['seconds'][-1]:.1f} s" if seconds is None else f"{seconds:.1f} s"
-        )
-        ratio = "" if seconds is None or own is None else f"{seconds / own:.2f}"
+        run, seconds = runs[contender], until_best(runs, contender)
+        took = spread([seconds], run["seconds"][-1])
+        ratio = "" if math.isinf(seconds) else f"{seconds / own:.2f}"
         rows.append([label, f"{100 * max(run['val']):.1f} %", took, ratio])
     return markdown(["", "best", "to accuracy", "over our full batch's"], rows)
 
