@@ -24,6 +24,11 @@ import torch
 from gas.cli.report import describe_machine, machine
 from gas.native import write_json
 
+try:
+    import resource
+except ImportError:  # Windows: nothing keeps a process from taking more.
+    resource = None  # type: ignore[assignment]
+
 RESULT = "result: "  # Before what the first of some processes prints.
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -155,6 +160,14 @@ def run_apart(function: Callable[..., Any], *arguments: Any, **options: Any) -> 
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn, **options) as process:
         return process.submit(function, *arguments).result()
+
+
+def limit_memory(memory: int) -> None:
+    """Limit the bytes of memory of this process, and let the system kill it before any other."""
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def run_ranks(script: str, ranks: int, *options: str) -> Any:

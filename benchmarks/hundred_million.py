@@ -25,17 +25,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import make_parser, markdown, run_apart, save
+from common import limit_memory, make_parser, markdown, run_apart, save
 
 import gas
 from gas.cli.report import peak_rss_bytes, reset_peak_rss
 from gas.datasets import open_mapped, write_planted_partition
 from gas.training import train_epoch
-
-try:
-    import resource
-except ImportError:  # Windows: nothing keeps a process from taking more.
-    resource = None  # type: ignore[assignment]
 
 SIZES = (50_000, 200_000, 1_000_000, 5_000_000)
 METHODS = ("metis", "kaminpar")
@@ -122,18 +117,10 @@ def train(folder: str, method: str) -> dict[str, Any]:
     return {"stages": stages.found, "losses": losses, "history_bytes": histories}
 
 
-def limited(memory: int) -> None:
-    """Limit the memory of a process, and let the system kill it before any other."""
-    if resource is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
-
-
 def alone(memory: int, step: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
     """Run a step in a process of its own; return its result, or the reason of its failure."""
     try:
-        return run_apart(step, *arguments, initializer=limited, initargs=(memory,))
+        return run_apart(step, *arguments, initializer=limit_memory, initargs=(memory,))
     except Exception as error:  # Absent packages, and processes that ran out of memory.
         return {"not_measured": f"{type(error).__name__}: {error}".splitlines()[0]}
 

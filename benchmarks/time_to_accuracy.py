@@ -6,6 +6,9 @@
     python benchmarks/time_to_accuracy.py --root data --cases planted:1000000:SAGE:batch:0.01 \
         --contenders histories "PyG, ClusterLoader" "PyG, NeighborLoader 10, 10, 10" \
         --epochs 40 --seconds 90 --name time_to_accuracy_large
+    python benchmarks/time_to_accuracy.py --root data --cases planted:5000000:SAGE:batch:0.01 \
+        --contenders histories "PyG, NeighborLoader 10, 10, 10" --memory 20 --epochs 3 \
+        --seconds 200 --name time_to_accuracy_memory
 
 A case is a graph, a model of PyG (3 layers, ``SAGE-8``: 8, 128 channels, dropout .5), a norm and a
 learning rate; nodes are split 60/20/20 from seed 0. Our own full batch runs until its validation
@@ -19,8 +22,13 @@ some contenders change one of these, and ``auto`` has all defaults. The others a
 batch, NeighborLoader with 1,024 seeds, ClusterLoader on the same parts, and GraphSAINT's random
 walks of about an eighth of the graph. They multiply by a ``torch.sparse_csr`` matrix where that is
 faster than an ``edge_index``, and are evaluated as histories are: averaged weights, and the whole
-graph's statistics of norms; so is pyg_autoscale. Loaders of more than 16 steps per epoch are
-evaluated every 16 steps. Contenders from papers are in ``from_papers.py``.
+graph's statistics of norms, layer by layer if it is large; so is pyg_autoscale. Loaders of more
+than 16 steps per epoch are evaluated every 16 steps. Contenders from papers are in
+``from_papers.py``.
+
+With ``--memory`` each contender has a process of its own, which may take so many GiB, and its peak
+from after the graph was read, evaluations included, is in the table. Where our own full batch
+doesn't fit, scores are compared with the best of all contenders.
 
 With ``--processor-time`` a second is one of the process's processor time: for one thread on a
 machine that has other work.
@@ -38,7 +46,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import load, make_parser, markdown, mean_time, save
+from common import limit_memory, load, make_parser, markdown, mean_time, run_apart, save
 from contenders import (
     AutoscaleLoader,
     cluster_loader,
@@ -53,7 +61,17 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GraphSAGE
 
 import gas
-from gas.training import AveragedWeights, FullBatch, Run, run_epochs
+from gas.cli.report import peak_rss_bytes, reset_peak_rss
+from gas.scalable import refresh_and_predict
+from gas.training import (
+    AveragedWeights,
+    FullBatch,
+    Run,
+    fits_one_batch,
+    make_inference_loader,
+    release_freed_memory,
+    run_epochs,
+)
 
 MODELS = {"GCN": GCN, "SAGE": GraphSAGE, "GAT": GAT}
 NORMS = {"none": None, "batch": "batch_norm"}
@@ -187,7 +205,7 @@ def train_as_pyg(
 ) -> dict[str, Any]:
     """Train the module itself on the batches of a loader of PyG."""
     model = gas.to_scalable(net, data)  # Of the same weights, for evaluation.
-    full = FullBatch(gas.cluster(data, 1, model=model, log=False))
+    predict = make_predictor(data, model)
     parts = gas.cluster(data, 512, log=False)
     kept = ("x", "y", "edge_index", "train_mask")
     batches = make_loader(Data(**{key: parts[key] for key in kept}), parts.parts)
@@ -215,14 +233,25 @@ def train_as_pyg(
             losses.append(float(loss.detach()))
         return sum(losses) / len(losses)
 
-    def evaluate(model: gas.ScalableGNN) -> Tensor:
-        full.refresh(model.train(), fill=False)
-        return full(model.eval())
-
     watch = Stopwatch(seconds, steps)
     return watch.follow(lambda: run_epochs(
-        model, data, epoch, evaluate, 100 * MOST_EPOCHS, on_epoch=watch, average=average
+        model, data, epoch, predict, 100 * MOST_EPOCHS, on_epoch=watch, average=average
     ))  # fmt: skip
+
+
+def make_predictor(data: Data, model: gas.ScalableGNN) -> Callable[[gas.ScalableGNN], Tensor]:
+    """Make a function that computes every node's output, with the whole graph's statistics."""
+    if fits_one_batch(data.num_nodes, data.num_edges):
+        full = FullBatch(gas.cluster(data, 1, model=model, log=False))
+        return lambda model: full.refresh_and_predict(model.train())
+    graph = gas.cluster(data, 512, model=model, log=False)
+    inference = make_inference_loader(gas.SubgraphLoader(graph, batch_size=64, log=False))
+
+    def predict(model: gas.ScalableGNN) -> Tensor:
+        out = refresh_and_predict(model.train(), inference)
+        return torch.empty_like(out).index_copy_(0, graph.perm, out)
+
+    return predict
 
 
 def faster_call(net: torch.nn.Module, batch: Data) -> Callable[[Data], Tensor]:
@@ -279,55 +308,98 @@ def measure(
     most_seconds: float | None = None,
     ways: Mapping[str, Way] | None = None,
     epochs: int | None = None,
+    memory: float | None = None,
 ) -> Iterator[None]:
     """Run the contenders of a case in turn that have no run yet, and yield after each.
 
     They get ``most_seconds``, by default three times what our own full batch takes to its best.
     Those from papers are for GraphSAGE alone.
     """
-    name, kind, norm, lr = case.rsplit(":", 3)
-    data = get_data(name)
-
-    def start(contender: str, seconds: float) -> dict[str, Any]:
-        net = make_net(data, kind, norm, seed)
-        if contender in OF_PYG:
-            return train_as_pyg(data, net, float(lr), OF_PYG[contender], seconds)
-        if contender in FROM_PAPERS:
-            return train(data, net, float(lr), PAPERS_WAY, seconds, FROM_PAPERS[contender])
-        way = (ways or CONTENDERS).get(contender, (1, 1, {}))
-        return train(data, net, float(lr), way, seconds, None, epochs)
-
+    if memory is None:
+        data = get_data(case.rsplit(":", 3)[0])
+        start = partial(run_contender, case, lambda name: data, seed, ways, epochs)
+    else:
+        start = partial(run_within, int(memory * 2**30), case, get_data, seed, ways, epochs)
     if FULL not in runs:
         runs[FULL] = start(FULL, float("inf"))
         yield
-    best = best_of(runs[FULL])
-    seconds = 3 * runs[FULL]["seconds"][best] if most_seconds is None else most_seconds
+    if most_seconds is None:
+        most_seconds = 3 * runs[FULL]["seconds"][best_of(runs[FULL])]
     for contender in contenders:
-        if contender in FROM_PAPERS and not kind.startswith("SAGE"):
+        if contender in FROM_PAPERS and ":SAGE" not in case:
             continue
         if contender not in runs:
-            runs[contender] = start(contender, seconds)
+            runs[contender] = start(contender, most_seconds)
             yield
+
+
+def run_contender(
+    case: str,
+    get_data: Callable[[str], Data],
+    seed: int,
+    ways: Mapping[str, Way] | None,
+    epochs: int | None,
+    contender: str,
+    seconds: float,
+) -> dict[str, Any]:
+    """Train one contender of a case; see :func:`measure`."""
+    name, kind, norm, lr = case.rsplit(":", 3)
+    data = get_data(name)
+    net = make_net(data, kind, norm, seed)
+    if contender in OF_PYG:
+        return train_as_pyg(data, net, float(lr), OF_PYG[contender], seconds)
+    if contender in FROM_PAPERS:
+        return train(data, net, float(lr), PAPERS_WAY, seconds, FROM_PAPERS[contender])
+    way = (ways or CONTENDERS).get(contender, (1, 1, {}))
+    return train(data, net, float(lr), way, seconds, None, epochs)
+
+
+def run_within(
+    memory: int, case: str, get_data: Callable[[str], Data], *arguments: Any
+) -> dict[str, Any]:
+    """Train one contender in a process of its own that may take so many bytes."""
+    options: dict[str, Any] = {"initializer": limit_memory, "initargs": (memory,)}
+    try:
+        return run_apart(run_and_measure, case, get_data, *arguments, **options)
+    except (MemoryError, RuntimeError) as error:  # Also of a process that was killed.
+        if "memory" not in str(error) and "terminated" not in str(error):
+            raise
+        return {"val": [], "test": [], "error": "out of memory"}
+
+
+def run_and_measure(case: str, get_data: Callable[[str], Data], *arguments: Any) -> dict[str, Any]:
+    """Train one contender, and return its peak of memory with its curves."""
+    data = get_data(case.rsplit(":", 3)[0])
+    release_freed_memory()
+    reset_peak_rss()
+    run = run_contender(case, lambda name: data, *arguments)
+    return {**run, "peak": peak_rss_bytes()}
 
 
 def rows_of(case: str, runs: dict[str, Any]) -> list[list[object]]:
     """Return the lines of a case in the table."""
-    best = max(runs[FULL]["val"])
+    best = max(runs[FULL]["val"] or [max(run["val"], default=0.0) for run in runs.values()])
     whole = first_above(runs[FULL], best - BELOW)
     rows: list[list[object]] = []
     for contender, run in runs.items():
+        name = " ".join(case.rsplit(":", 4))
+        if not run["val"]:
+            rows.append([name, contender, *[""] * 9, run["error"], ""])
+            continue
         epoch, top = first_above(run, best - BELOW), best_of(run)
         reached = ["not reached"] * 4
-        if epoch is not None and whole is not None:
-            seconds, of = run["seconds"][epoch], runs[FULL]["seconds"][whole]
-            steps = (epoch + 1) * run["steps"]
-            reached = [f"{seconds:.1f} s", f"{run['wall'][epoch]:.1f} s", f"{seconds / of:.2f}"]
-            reached.append(f"{steps} ({steps / (whole + 1):.1f})")
+        if epoch is not None:
+            seconds, steps = run["seconds"][epoch], (epoch + 1) * run["steps"]
+            reached = [f"{seconds:.1f} s", f"{run['wall'][epoch]:.1f} s", "", f"{steps}"]
+            if whole is not None:
+                reached[2] = f"{seconds / runs[FULL]['seconds'][whole]:.2f}"
+                reached[3] += f" ({steps / (whole + 1):.1f})"
         last = run["val"][-10:]
+        peak = f"{run['peak'] / 2**30:.1f} GiB" if "peak" in run else ""
         rows.append([
-            " ".join(case.rsplit(":", 4)), contender, *reached, f"{100 * run['val'][top]:.1f}",
+            name, contender, *reached, f"{100 * run['val'][top]:.1f}",
             f"{100 * run['test'][top]:.1f}", f"{100 * min(last):.1f} to {100 * max(last):.1f}",
-            f"{len(run['val'])}", "diverged" if run["error"] else "",
+            f"{len(run['val'])}", "diverged" if run["error"] else "", peak,
         ])  # fmt: skip
     return rows
 
@@ -346,6 +418,9 @@ def main() -> None:
         help="upper bound of those of the full batch (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
+        "--memory", type=float, help="GiB of each contender, in a process of its own"
+    )
+    parser.add_argument(
         "--processor-time", action="store_true", help="for a machine with other work"
     )
     args = parser.parse_args()
@@ -358,9 +433,9 @@ def main() -> None:
         runs = cases.setdefault(f"{case}:seed {args.seed}", {})
         header = "graph, model, norm, lr, seed|contender|to the full batch's best less .5"
         header += "|with evaluation|over the full batch's|steps (over the full batch's)"
-        header += "|best validation, %|its test, %|last ten, %|epochs|end"
-        given = case, get_data, args.seed, runs
-        for _ in chain(measure(*given, args.contenders, args.seconds, None, args.epochs), [None]):
+        header += "|best validation, %|its test, %|last ten, %|epochs|end|peak"
+        given = case, get_data, args.seed, runs, args.contenders, args.seconds, None, args.epochs
+        for _ in chain(measure(*given, args.memory), [None]):
             lines = [line for each, done in cases.items() for line in rows_of(each, done)]
             save(args.name, {"cases": cases}, markdown(header.split("|"), lines))
 

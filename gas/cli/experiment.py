@@ -55,7 +55,7 @@ class Experiment(Setup):
             weights are averaged)
         layout: See :class:`gas.SubgraphLoader`. (default: ``"fused"`` on the CPU and on GPUs that
             the extension was compiled for, ``"csr"`` elsewhere)
-        partition: See :func:`gas.metis`. (default: ``"metis"``)
+        partition: See :func:`gas.metis`. (default: ``"auto"``)
         prefetch: Start pulls one batch ahead. (default: ``False``)
         memory_budget: Split mini-batches so that the tensors of one take at most this many bytes;
             see :func:`gas.training.plan_micro_batches`. (default: never split)

@@ -98,7 +98,7 @@ class TrainingOptions:
 class HistoryOptions:
     """Choose mini-batches and histories."""
 
-    partition: Choice[str, METHODS] = "metis"  # The method of partitioning.
+    partition: Choice[str, METHODS] = "auto"  # The method of partitioning.
     layout: Choice[str, LAYOUTS] | None = None
     """The layout of adjacencies. (None: fused, or csr where gas has no kernels)"""
     store: Choice[str, TIERS] | None = None

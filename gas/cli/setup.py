@@ -68,7 +68,7 @@ class Setup:
         evaluation: str | None = None,
         refresh: str | None = None,
         layout: str | None = None,
-        partition: str = "metis",
+        partition: str = "auto",
         prefetch: bool = False,
         memory_budget: int | None = None,
         memory: int | str | None = None,

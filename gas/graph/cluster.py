@@ -50,7 +50,7 @@ def cluster(
     memory: int | str | None = None,
     recursive: bool = False,
     edge_weight: Tensor | None = None,
-    method: str = "metis",
+    method: str = "auto",
     seed: int = 0,
     cache: bool | str | Path = True,
     log: bool = True,
@@ -93,7 +93,7 @@ def cluster(
         recursive: See :func:`gas.metis`.
         edge_weight: See :func:`gas.metis`; one for each edge of ``data``. ``data.edge_weight`` is
             for the model, and does not influence the parts.
-        method: See :func:`gas.metis`.
+        method: See :func:`gas.metis`. (default: ``"auto"``)
         seed: See :func:`gas.metis`.
         cache: See :func:`gas.metis`.
         log: Report progress on standard error. (default: ``True``)

@@ -86,7 +86,8 @@ def metis(
         method: ``"metis"``; ``"kaminpar"``, which is parallel and needs ``pip install
             'gas-gnn[kaminpar]'``; ``"random"``, for graphs that are too large for both; or
             ``"auto"``: METIS for graphs that it partitions in a minute or two, then KaMinPar if it
-            is installed, else METIS; ``"random"`` if memory is insufficient for both.
+            is installed, else METIS; ``"random"``, with a warning, if both need more memory than
+            is free.
             (default: ``"metis"``)
         seed: Seed of the partitioner. (default: ``0``)
         cache: Whether to cache results, or the folder to cache them in. (default: ``True``, in
@@ -233,7 +234,9 @@ def _compute(
     graph = None if method == "random" else undirected_graph(edges)
     if method == "auto" and graph is not None:
         method, why = pick_method(graph)
-        if log:
+        if method == "random":
+            warn(f"parts are random, which costs accuracy and time: {why}")
+        elif why and log:
             print(f"method='auto' takes {method}: {why}", file=sys.stderr)
     if log:
         print(f"Computing {num_parts} parts with {method} ...", file=sys.stderr, flush=True)

@@ -84,7 +84,11 @@ def to_integer_weights(weight: object, num_edges: int) -> Tensor:
 
 
 def pick_method(graph: Undirected) -> tuple[str, str]:
-    """Choose a partitioner for a graph and the free memory; return it with the reason."""
+    """Choose a partitioner for a graph and the free memory.
+
+    Returns:
+        Its name, and the reason, which is empty for METIS of a graph that it partitions soon.
+    """
     entries, free = graph.col.numel(), free_memory()
     weight = 0 if graph.weight is None else WEIGHT_BYTES
     metis_need, kaminpar_need = (entries * (b + weight) for b in (METIS_BYTES, KAMINPAR_BYTES))
@@ -92,7 +96,7 @@ def pick_method(graph: Undirected) -> tuple[str, str]:
     installed = importlib.util.find_spec("kaminpar") is not None
     too_little = f"METIS needs about {human(metis_need)} of memory, {human(free)} are free"
     if metis_fits and entries <= MOST_METIS_ENTRIES:
-        return "metis", f"it needs about {human(metis_need)} of memory, {human(free)} are free"
+        return "metis", ""
     if installed and kaminpar_need <= free:
         return (
             "kaminpar",
@@ -100,8 +104,8 @@ def pick_method(graph: Undirected) -> tuple[str, str]:
         )
     if metis_fits:
         return "metis", "KaMinPar isn't installed, which would be faster: pip install kaminpar"
-    other = "" if installed else ", but isn't installed: pip install kaminpar"
-    return "random", f"{too_little}; KaMinPar needs about {human(kaminpar_need)}{other}"
+    cure = "free some" if installed else "free some, or pip install kaminpar"
+    return "random", f"{too_little}, and KaMinPar {human(kaminpar_need)}: {cure}"
 
 
 def metis_parts(graph: Undirected, num_parts: int, recursive: bool, seed: int) -> Tensor:

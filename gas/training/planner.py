@@ -57,7 +57,7 @@ def plan(
     layout: str | None = None,
     edge_weight: bool = True,
     keep_graph: bool = True,
-    method: str = "metis",
+    method: str = "auto",
     seed: int = 0,
     cache: bool | str | Path = True,
     log: bool = True,
@@ -113,7 +113,7 @@ def plan(
         edge_weight: See :class:`gas.SubgraphLoader`. (default: ``True``)
         keep_graph: Whether ``data`` and the edges of the clustered graph stay in memory; otherwise
             ``del data`` and ``loader.forget_edges()`` are expected. (default: ``True``)
-        method: See :func:`gas.metis`. (default: ``"metis"``)
+        method: See :func:`gas.metis`. (default: ``"auto"``)
         seed: See :func:`gas.metis`; also the seed of the choice of batches. (default: ``0``)
         cache: See :func:`gas.metis`. (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
