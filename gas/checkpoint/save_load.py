@@ -25,7 +25,7 @@ from gas.checkpoint.reader import CheckpointReader, no_checkpoint_error
 from gas.checkpoint.tensors import CheckpointError
 from gas.checkpoint.values import from_json
 from gas.checkpoint.writer import CheckpointWriter, history_writers, unwrap_model
-from gas.native import check_flags, check_integer
+from gas.native import check_flags, check_integer, check_path
 from gas.scalable import ScalableGNN
 
 _under_way: dict[Path, Future[Path]] = {}  # Background saves, by folder.
@@ -110,6 +110,7 @@ def save(
             unchanged. An error on one rank is raised on all, and names the rank.
         RankError: A ``RuntimeError``, if a rank has ended or doesn't answer in time.
     """
+    check_path("folder", folder, "a folder of checkpoints")
     check_integer("keep", keep, 1)
     model = unwrap_model(model)
     folder = Path(folder).absolute()
@@ -209,6 +210,7 @@ def load(
             rank.
         RankError: A ``RuntimeError``: if a rank has gone, or doesn't come in time.
     """
+    check_path("folder", folder, "a folder of checkpoints")
     folder = Path(folder).absolute()
     if folder in _under_way:
         with contextlib.suppress(Exception):  # Its future raises the error.

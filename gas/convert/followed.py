@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import dis
+import inspect
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from operator import is_
+from types import CodeType
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.nn import Module
+from torch_geometric.nn import MessagePassing
 
 from gas.convert.state import is_own_module
 from gas.graph import version
 
 OPTIONS = bool, int, float, str  # Types of options that are followed.
 NOT_OPTIONS = "training", "fuse"  # Modes, which calls of layers set, too.
+# What a call of a module may run, besides the functions that these name.
+CALLED = "forward", "message", "message_and_aggregate", "aggregate", "update", "edge_update"
 
 
 class Followed(Protocol):
@@ -105,9 +111,9 @@ class _FollowedParts:
 
 @dataclass
 class _FollowedOptions:
-    """The options of layers of PyTorch and PyG, such as ``p`` of a dropout, of which copies exist.
+    """The options of modules, such as ``p`` of a dropout, of which the model has copies.
 
-    * ``options``: the name of each layer, its attributes now, and its options when it was
+    * ``options``: the name of each module, its attributes now, and its options when it was
       converted.
     """
 
@@ -120,12 +126,12 @@ class _FollowedOptions:
             ValueError: If one was changed.
         """
         for name, now, seen in self.options:
-            if all(map(is_, map(now.get, seen), seen.values())):  # Every call comes here.
+            if all(map(is_, map(now.get, seen, seen.values()), seen.values())):  # At every call.
                 continue
             for key, value in seen.items():
-                if now.get(key) is not value and now.get(key) != value:
+                if (changed := now.get(key, value)) is not value and changed != value:
                     raise ValueError(
-                        f"{f'{name}.{key}'.lstrip('.')!r} of the module is {now.get(key)!r}, and "
+                        f"{f'{name}.{key}'.lstrip('.')!r} of the module is {changed!r}, and "
                         f"was {value!r} when it was converted, as it still is in its model: "
                         "convert the module again"
                     )
@@ -151,16 +157,20 @@ def find_followed(
     """
     parts: list[Any] = []
     options: list[Any] = []
+    read = _find_read(net)
     tensors: dict[int, _FollowedTensor] = {}
     for prefix, module in net.named_modules():
         if isinstance(module._modules, dict):  # That of a scripted module can't be changed.
             parts.append((module._modules, dict(module._modules)))
-        if not is_own_module(module):
+        if is_own_module(module):  # A number may be that of the class.
+            found = {key: inspect.getattr_static(module, key, ...) for key in read}
+            chosen = {k: v for k, v in found.items() if v is None or type(v) in OPTIONS}
+        else:
             chosen = {
                 key: value for key, value in vars(module).items()
                 if type(value) in OPTIONS and key not in NOT_OPTIONS and not key.startswith("_")
             }  # fmt: skip
-            options.append((prefix, vars(module), chosen))
+        options.append((prefix, vars(module), chosen))
         mine = model.get_submodule(prefix)
         for owner in (vars(module), *([] if prefix else [module._buffers])):
             for key, value in owner.items():
@@ -179,3 +189,34 @@ def find_followed(
         _FollowedOptions(options),
         *(each for each in tensors.values() if each.places or each.is_fixed),
     ]
+
+
+def _find_read(net: Module) -> set[str]:
+    """Find the names of attributes that calls of a module's own classes read, and don't set."""
+    kinds = {
+        kind: None for module in net.modules() if is_own_module(module)
+        for kind in type(module).__mro__ if kind not in (Module, MessagePassing)
+    }  # fmt: skip
+    read, stored, seen, names = set[str](), set(NOT_OPTIONS), set[str](), set(CALLED)
+    while names:
+        seen |= names
+        for code in _codes([vars(kind).get(name) for kind in kinds for name in names]):
+            for each in dis.get_instructions(code):
+                if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                    read.add(each.argval)
+                elif each.opname == "STORE_ATTR":
+                    stored.add(each.argval)
+        names = read - seen
+    return read - stored
+
+
+def _codes(found: list[Any]) -> Iterator[CodeType]:
+    """Yield the code of functions and properties, and that within it."""
+    for each in found:
+        function = getattr(each, "fget", None) or getattr(each, "__func__", each)
+        code = each if isinstance(each, CodeType) else None
+        if code is None and callable(function):
+            code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is not None:
+            yield code
+            yield from _codes([const for const in code.co_consts if isinstance(const, CodeType)])

@@ -29,13 +29,20 @@ from gas.graph import (
     to_csr_features,
     with_edge_index,
 )
-from gas.native import accept_beta_state, cache_dir, check_flags, is_sparse, make_folder
+from gas.native import (
+    accept_beta_state,
+    cache_dir,
+    check_flags,
+    check_path,
+    is_sparse,
+    make_folder,
+)
 
 
 @check_flags
 def get_data(
     root: str | Path,
-    name: str,
+    name: str | Path,
     check: bool = True,
     *,
     undirected: bool = False,
@@ -70,6 +77,12 @@ def get_data(
         ValueError: If there is no such data set or split, or a file doesn't hold a usable graph.
         ConnectionError: If raw files are missing and can't be downloaded, naming them.
     """
+    check_path("root", root, "the folder of PyG's data sets")
+    if not isinstance(name, str | os.PathLike):
+        raise ValueError(
+            f"'dataset' is {name!r}, expected a name, such as 'Cora' or 'planted:5000', or a path"
+        )
+    name = os.fspath(name)
     if columns and not _is_path(name):
         raise ValueError(f"'columns' is for tables, but 'dataset' is {name!r}: leave it out")
     if _is_planted(name):

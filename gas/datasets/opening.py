@@ -26,7 +26,7 @@ from gas.graph import (
     shard_of,
     with_csr_features,
 )
-from gas.native import check_flags, check_integer, is_sparse, warn
+from gas.native import check_flags, check_integer, check_path, is_sparse, warn
 
 
 @overload
@@ -131,6 +131,7 @@ def open_graph(
         ImportError: If pyarrow, which reads tables, is missing.
         ValueError: If a file is invalid, ambiguous or damaged, naming it.
     """
+    check_path("path", path, "a graph folder, or of tables or a file of a graph")
     path = Path(path)
     if num_splits is not None:
         check_integer("num_splits", num_splits, 1)

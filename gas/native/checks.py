@@ -93,7 +93,9 @@ def check_path(name: str, value: object, what: str, others: tuple[type, ...] = (
     if isinstance(value, (str, os.PathLike, *others)):
         return
     also = "".join(f", or a gas.{each.__module__.split('.')[1]}.{each.__name__}" for each in others)
-    raise ValueError(f"'{name}' is {value!r}, expected the path of {what}{also}")
+    is_short = value is None or isinstance(value, numbers.Number)
+    shown = repr(value) if is_short else f"a {type(value).__name__}"  # That of a model has lines.
+    raise ValueError(f"'{name}' is {shown}, expected the path of {what}{also}")
 
 
 def make_folder(name: str, path: Path) -> None:

@@ -53,7 +53,15 @@ def fuse(model: torch.nn.Module) -> torch.nn.Module:
 
     Returns:
         The model.
+
+    Raises:
+        ValueError: If it isn't a module.
     """
+    if not isinstance(model, Module):
+        raise ValueError(
+            f"'model' is a {type(model).__name__}, expected a module, such as "
+            "torch_geometric.nn.GraphSAGE(...)"
+        )
     for module in model.modules():
         cls = FUSED.get(type(module))
         if cls is not None:

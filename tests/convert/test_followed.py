@@ -188,6 +188,74 @@ def test_options_of_layers_that_are_changed_are_refused(change, text):
     torch.testing.assert_close(again.predict(graph, log=False), net.eval()(data.x, data.edge_index))
 
 
+class Numbered(nn.Module):
+    """A module whose calls read numbers of its own, in several ways."""
+
+    shift = 0.25  # Of the class.
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([Scaled(5, WIDTH), Scaled(WIDTH, 3)])
+        self.alpha, self.depth, self._kind, self.factor, self.seen = 0.5, 1, "relu", None, 0
+        self.rate = 0.1  # Of no call.
+
+    @property
+    def kind(self):
+        return self._kind
+
+    def activate(self, x):
+        return x.relu() if self.kind == "relu" else x.tanh()
+
+    def forward(self, x, edge_index):
+        self.seen += 1
+        x = self.activate(self.convs[0](x, edge_index)) * self.alpha + self.shift
+        for _ in range(self.depth):
+            x = x + (1 if self.factor is None else self.factor)
+        return self.convs[1](x, edge_index)
+
+    def train_for(self):
+        return self.rate
+
+
+class Scaled(pyg.GCNConv):
+    """A layer of one's own, of which PyG reads options, too."""
+
+    by = 2.0
+
+    def message(self, x_j, edge_weight):
+        return self.scale(super().message(x_j, edge_weight))
+
+    def scale(self, x):
+        return [x * by for by in [self.by]][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda net: setattr(net, "alpha", 0.75), "'alpha' of the module is 0.75, and was 0.5"),
+        (lambda net: setattr(net, "depth", 2), "'depth' of the module is 2, and was 1"),
+        (lambda net: setattr(net, "_kind", "tanh"), "'_kind' of the module is 'tanh', and was 'r"),
+        (lambda net: setattr(net, "factor", 2.0), "'factor' of the module is 2.0, and was None"),
+        (lambda net: setattr(net, "shift", 1.0), "'shift' of the module is 1.0, and was 0.25"),
+        (lambda net: setattr(net.convs[1], "by", 3.0), "'convs.1.by' of the module is 3.0, and"),
+        (lambda net: setattr(net.convs[0], "normalize", False), "'convs.0.normalize' of the mod"),
+    ],
+)
+def test_numbers_that_calls_read_and_that_are_changed_are_refused(change, text):
+    net, data = Numbered(), random_graph()
+    model = gas.to_scalable(net, data).eval()
+    graph = gas.cluster(data, 4, model=model, log=False)
+    net.rate, net.seen, net.alpha = 0.2, 9, float("0.5")  # Read by no call, set by it, and equal.
+    expected = net.eval()(data.x, data.edge_index)
+    torch.testing.assert_close(model.predict(graph, log=False), expected)
+    change(net)
+    with pytest.raises(ValueError, match=text):
+        model.predict(graph, log=False)
+    again = gas.to_scalable(net, data).eval()
+    graph = gas.cluster(data, 4, model=again, log=False)
+    torch.testing.assert_close(again.predict(graph, log=False), net(data.x, data.edge_index))
+
+
 def test_numbers_of_the_module_itself_and_modes_may_change():
     net, data = Optional(), random_graph()
     model = gas.to_scalable(net, data)

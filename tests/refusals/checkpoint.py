@@ -295,6 +295,8 @@ CASES = {
         write_without(path := saved(t, filled()), "written_at"),
         load(rewrite(path), gcn()),
     ],
+    "save, the model first": lambda t: gas.save(gcn(), t.path / "run"),
+    "load, the model first": lambda t: gas.load(gcn(), t.path / "run"),
     "load, no loader's state": lambda t: [
         saved(t, loader=adam(gcn())),
         load(t.path / "run", None, None, loader()),

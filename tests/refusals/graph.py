@@ -84,6 +84,13 @@ def lopsided(t, num_parts):
     gas.cluster(data, num_parts, 2, method="random", log=False)
 
 
+def without_memory(t):
+    """No partitioner fits the free memory."""
+    t.patch.setattr("gas.graph.partitioners.free_memory", lambda: 100)
+    t.patch.setattr("importlib.util.find_spec", lambda name: None)
+    gas.cluster(ring(), 2, cache=False, log=False)
+
+
 def with_bounds(bounds):
     data = sharded()
     data.shards = torch.tensor(bounds)
@@ -272,6 +279,7 @@ CASES = {
     "gas.metis, a negative node": lambda t: metis(RING - 1, num_nodes=4),
     "gas.metis, a node too many": lambda t: metis(RING, num_nodes=3),
     "gas.metis, num_nodes is negative": lambda t: metis(RING, num_nodes=-4),
+    "gas.cluster, memory for no partitioner": without_memory,
     "gas.permute, a list": lambda t: permute([0, 1, 2, 3]),
     "gas.permute, a list of graphs": lambda t: permute(torch.arange(4), [ring()]),
     "gas.permute, for another graph": lambda t: permute(torch.arange(5)),

@@ -108,6 +108,7 @@ CASES = {
     "gaussian_mixture, coordinates of more dimensions": lambda t: mixture(pseudo=torch.ones(3, 3)),
     "GMMConv, no coordinates": lambda t: nn.GMMConv(4, 4, 2, 3)((X, OWN), ADJ),
     "GCNConv, normalising a mini-batch": lambda t: nn.GCNConv(4, 4)(X, ADJ),
+    "fuse, a graph": lambda t: nn.fuse(ring()),
     "dropout, more than certain": lambda t: nn.dropout(X, 1.5),
     "nn.Dropout, a negative probability": lambda t: nn.Dropout(-0.1),
 }
