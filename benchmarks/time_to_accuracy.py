@@ -174,16 +174,17 @@ def train(
     seconds: float,
     make: Make | None = None,
     epochs: int | None = None,
+    in_place: bool = False,
 ) -> dict[str, Any]:
     """Train in one way for some seconds of training epochs, and return the curves.
 
     A full batch ends after ``epochs``, by default 300. What ``make`` computes of the graph, for a
-    contender from a paper, counts as training.
+    contender from a paper, counts as training. ``in_place`` overwrites the graph.
     """
     epochs = MOST_EPOCHS if epochs is None else epochs
     num_parts, batch_size, options = way
     model = gas.to_scalable(net, data)
-    graph = gas.cluster(data, num_parts, model=model, log=False)
+    graph = gas.cluster(data, num_parts, model=model, log=False, in_place=in_place)
     found, batch_size = graph.parts.numel() - 1, batch_size or graph.batch_size
     start = time.perf_counter()
     if make is not None:
@@ -201,12 +202,19 @@ def train(
 
 
 def train_as_pyg(
-    data: Data, net: torch.nn.Module, lr: float, make_loader: Loader, seconds: float
+    data: Data,
+    net: torch.nn.Module,
+    lr: float,
+    make_loader: Loader,
+    seconds: float,
+    in_place: bool = False,
 ) -> dict[str, Any]:
     """Train the module itself on the batches of a loader of PyG."""
     model = gas.to_scalable(net, data)  # Of the same weights, for evaluation.
-    predict = make_predictor(data, model)
-    parts = gas.cluster(data, 512, log=False)
+    in_place &= model.transform is None
+    graph = gas.cluster(data, 512, model=model, log=False, in_place=in_place)
+    parts = graph if model.transform is None else gas.cluster(data, 512, log=False)
+    predict = make_predictor(graph)
     kept = ("x", "y", "edge_index", "train_mask")
     batches = make_loader(Data(**{key: parts[key] for key in kept}), parts.parts)
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
@@ -235,23 +243,17 @@ def train_as_pyg(
 
     watch = Stopwatch(seconds, steps)
     return watch.follow(lambda: run_epochs(
-        model, data, epoch, predict, 100 * MOST_EPOCHS, on_epoch=watch, average=average
+        model, graph, epoch, predict, 100 * MOST_EPOCHS, on_epoch=watch, average=average
     ))  # fmt: skip
 
 
-def make_predictor(data: Data, model: gas.ScalableGNN) -> Callable[[gas.ScalableGNN], Tensor]:
+def make_predictor(graph: Data) -> Callable[[gas.ScalableGNN], Tensor]:
     """Make a function that computes every node's output, with the whole graph's statistics."""
-    if fits_one_batch(data.num_nodes, data.num_edges):
-        full = FullBatch(gas.cluster(data, 1, model=model, log=False))
+    if fits_one_batch(graph.num_nodes, graph.num_edges):
+        full = FullBatch(graph)
         return lambda model: full.refresh_and_predict(model.train())
-    graph = gas.cluster(data, 512, model=model, log=False)
     inference = make_inference_loader(gas.SubgraphLoader(graph, batch_size=64, log=False))
-
-    def predict(model: gas.ScalableGNN) -> Tensor:
-        out = refresh_and_predict(model.train(), inference)
-        return torch.empty_like(out).index_copy_(0, graph.perm, out)
-
-    return predict
+    return lambda model: refresh_and_predict(model.train(), inference)
 
 
 def faster_call(net: torch.nn.Module, batch: Data) -> Callable[[Data], Tensor]:
@@ -341,17 +343,18 @@ def run_contender(
     epochs: int | None,
     contender: str,
     seconds: float,
+    in_place: bool = False,
 ) -> dict[str, Any]:
     """Train one contender of a case; see :func:`measure`."""
     name, kind, norm, lr = case.rsplit(":", 3)
     data = get_data(name)
     net = make_net(data, kind, norm, seed)
     if contender in OF_PYG:
-        return train_as_pyg(data, net, float(lr), OF_PYG[contender], seconds)
+        return train_as_pyg(data, net, float(lr), OF_PYG[contender], seconds, in_place)
     if contender in FROM_PAPERS:
         return train(data, net, float(lr), PAPERS_WAY, seconds, FROM_PAPERS[contender])
     way = (ways or CONTENDERS).get(contender, (1, 1, {}))
-    return train(data, net, float(lr), way, seconds, None, epochs)
+    return train(data, net, float(lr), way, seconds, None, epochs, in_place)
 
 
 def run_within(
@@ -372,7 +375,7 @@ def run_and_measure(case: str, get_data: Callable[[str], Data], *arguments: Any)
     data = get_data(case.rsplit(":", 3)[0])
     release_freed_memory()
     reset_peak_rss()
-    run = run_contender(case, lambda name: data, *arguments)
+    run = run_contender(case, lambda name: data, *arguments, in_place=True)
     return {**run, "peak": peak_rss_bytes()}
 
 
