@@ -514,6 +514,63 @@ def test_time_to_accuracy(script, monkeypatch, tmp_path):
     assert [len(run["val"]) for run in runs.values()] == [3, 1]  # Seconds limit the second alone.
 
 
+def test_time_to_accuracy_within_memory(script, monkeypatch, tmp_path):
+    module = script("time_to_accuracy")
+    monkeypatch.setattr(gas, "cluster", functools.partial(gas.cluster, method="random"))
+    limits = []
+
+    def run_apart(function, *arguments, initializer, initargs):
+        assert initializer is module.limit_memory
+        limits.append(initargs)
+        if arguments[-2] == module.FULL:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        if arguments[-2] == "PyG, full batch":
+            raise RuntimeError("another error")
+        return function(*arguments)
+
+    monkeypatch.setattr(module, "run_apart", run_apart)
+    name, case = str(tmp_path / "table"), "planted:600:SAGE:batch:0.01"
+    options = ["--cases", case, "--memory", "0.5", "--seconds", "0", "--contenders"]
+    monkeypatch.setattr(sys, "argv", ["_", "--name", name, *options, "histories"])
+    module.main()
+    assert limits == [(2**29,)] * 2
+    runs = json.loads((tmp_path / "table.json").read_text())["cases"][f"{case}:seed 0"]
+    assert runs["full batch"] == {"val": [], "test": [], "error": "out of memory"}
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert "| full batch |" in lines[2]
+    assert "| out of memory |" in lines[2]
+    (ours,) = [line.split(" | ") for line in lines if "| histories |" in line]
+    score, seconds = 100 * runs["histories"]["val"][0], runs["histories"]["seconds"][0]
+    assert ours[1:7] == [  # Of itself, as there is no other.
+        "histories", f"{seconds:.1f} s", ours[3], "", "8", f"{score:.1f}"
+    ]  # fmt: skip
+    assert f"{runs['histories']['peak'] / 2**30:.1f} GiB" in ours[-1]
+    monkeypatch.setattr(sys, "argv", ["_", "--name", name, *options, "PyG, full batch"])
+    with pytest.raises(RuntimeError, match="another error"):
+        module.main()
+
+
+@pytest.mark.slow
+def test_allocators(script, monkeypatch, tmp_path):
+    module = script("allocators")
+    more = {"kept": {"MALLOC_MMAP_MAX_": "0"}, "absent": {"LD_PRELOAD": "no_such_library"}}
+    monkeypatch.setattr(module, "ALLOCATORS", {"glibc": {}, **more})
+    options = ["--nodes", "2000", "--rounds", "1", "--name", str(tmp_path / "table")]
+    monkeypatch.setattr(sys, "argv", ["allocators", *options])
+    module.main()
+    found = json.loads((tmp_path / "table.json").read_text())["found"]
+    assert {way: [*runs] for way, runs in found.items()} == dict.fromkeys(
+        ["histories", "full batch"], ["glibc", "kept"]
+    )
+    (one,) = found["histories"]["kept"]
+    assert 0 < one["seconds"] < 60
+    assert 2**26 < one["peak"] < 2**32
+    assert "| histories | glibc | " in (tmp_path / "table.md").read_text()
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "no_script.py"))
+    with pytest.raises(RuntimeError, match="no_script"):
+        module.run("data", 2000, "histories", "glibc")
+
+
 @pytest.mark.slow
 def test_grid(script, monkeypatch, tmp_path):
     times = script("time_to_accuracy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,7 @@ def examine() -> Iterator[Finding]:
     several = "rebuild gas without OpenMP, docs/installation.md shows how"
     yield Finding("OpenMP", ", ".join(runtimes) or "none", several if len(runtimes) > 1 else "")
     yield _threads()
+    yield from _allocator()
     yield Finding("free memory", human(free_memory()))
     for what, folder in (("here", Path.cwd()), ("of the cache", cache_dir())):
         free = free_disk(folder)
@@ -95,6 +97,18 @@ def _threads() -> Finding:
     threads, cores = torch.get_num_threads(), num_cores()
     cure = f"unset OMP_NUM_THREADS, or set it to {cores}" if threads > cores else ""
     return Finding("threads", f"{threads} on {cores} cores", cure)
+
+
+def _allocator() -> Iterator[Finding]:
+    """Name the allocator, where another one can be preloaded."""
+    if platform.libc_ver()[0] == "glibc":
+        preloaded = [
+            name for name in os.environ.get("LD_PRELOAD", "").split(":") if "malloc" in name
+        ]
+        advice = (
+            "glibc's; where tensors have 32 MiB, tcmalloc is faster: docs/performance/memory.md"
+        )
+        yield Finding("allocator", Path(preloaded[0]).name if preloaded else advice)
 
 
 def print_findings(found: Iterator[Finding]) -> int:

@@ -506,6 +506,11 @@ def test_doctor_names_versions_and_cures(capsys, monkeypatch):
     assert found["gas"].value == gas.__version__
     assert "of the cache" in " ".join(found)
     assert not found["extension"].cure
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
+    monkeypatch.setenv("LD_PRELOAD", "")
+    assert "tcmalloc is faster" in {each.name: each.value for each in examine()}["allocator"]
+    monkeypatch.setenv("LD_PRELOAD", "/lib/other.so:/lib/libtcmalloc_minimal.so.4")
+    assert {each.name: each.value for each in examine()}["allocator"] == "libtcmalloc_minimal.so.4"
     monkeypatch.setattr("gas.cli.doctor.C", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     missing = {each.name: each.value for each in examine()}
