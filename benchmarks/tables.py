@@ -176,6 +176,32 @@ def large() -> str:
     return against_loaders("time_to_accuracy_large")
 
 
+def within_memory() -> str:
+    """Seconds to the best score of all less half a point, within a limit of memory."""
+    rows = []
+    for case, runs in load("time_to_accuracy_memory")["cases"].items():
+        model = case.split(":")[2]
+        best = max(score for run in runs.values() for score in run["val"])
+        for contender, run in runs.items():
+            row = [MODELS.get(model, model), LOADERS[contender]]
+            if run["val"]:
+                seconds = seconds_until(run, best - BELOW)
+                step = run["seconds"][-1] / len(run["seconds"]) / run["steps"]
+                took = spread([math.inf if seconds is None else seconds], run["seconds"][-1])
+                row += [f"{100 * max(run['val']):.1f} %", took, f"{step:.1f} s"]
+                row.append(f"{run['peak'] / GIB:.1f} GiB")
+            else:
+                row += [run["error"], "", "", ""]
+            rows.append(row)
+    return markdown(["model", "", "best", "to accuracy", "a step", "peak"], rows)
+
+
+def allocators() -> str:
+    """Time and memory of an epoch by the allocator of the process."""
+    names = {0: "", 1: "allocator", 2: "epoch", 3: "over glibc's", 4: "the system's", 5: "peak"}
+    return columns_of("allocators", names)
+
+
 def against_loaders(name: str) -> str:
     """Return the contenders of a run of time_to_accuracy.py on one graph."""
     (runs,) = load(name)["cases"].values()
@@ -642,7 +668,7 @@ def ranks_simulated() -> str:
 
 
 MAKERS: tuple[Callable[[], str], ...] = (
-    large, memory_by_size, memory_of_process, ranks_simulated, balance, chosen_parts,
+    allocators, within_memory, large, memory_by_size, memory_of_process, ranks_simulated, balance, chosen_parts,
     contenders, dynamic, memory, operators, out_of_core, own_settings, ranks_validation,
     sparse_features, headline, loaders, loaders_by_seed, from_papers, parts_of_fit, shares, depth,
     few_labels, grid, baselines, precompute, published, time_to_accuracy, epoch_time, cora,
