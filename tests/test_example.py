@@ -266,7 +266,7 @@ def test_interruption_keeps_the_epochs_that_ended(tmp_path, run_script, monkeypa
     )  # fmt: skip
     assert done.code == 128 + number
     assert "Interrupted: reporting the epochs that ended, 3." in done.err
-    assert "going on with the rows" not in done.err  # They are made once, for training.
+    assert "resuming with the rows" not in done.err  # They are made once, for training.
     metrics = json.loads((tmp_path / "out" / "metrics.json").read_text())
     (epochs,) = metrics["epochs"]
     assert {len(values) for values in epochs.values()} == {3}

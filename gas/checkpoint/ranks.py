@@ -36,12 +36,11 @@ from gas.checkpoint.redistribution import (
     LoadTarget,
     Redistribution,
     SavedRank,
-    unwrap_loader,
 )
 from gas.checkpoint.tensors import CheckpointError
 from gas.checkpoint.writer import CheckpointWriter, history_writers
 from gas.native import warn
-from gas.scalable import ModelRanks, ScalableGNN
+from gas.scalable import ModelRanks, ScalableGNN, unwrap_loader
 
 if TYPE_CHECKING:
     from gas.history import History

@@ -12,7 +12,7 @@ from torch.nn import Module
 from gas.checkpoint.histories import StoredHistory, is_count
 from gas.checkpoint.reader import CheckpointReader
 from gas.checkpoint.tensors import CheckpointError
-from gas.scalable import ModelRanks, ScalableGNN, set_banks
+from gas.scalable import ModelRanks, ScalableGNN, set_banks, unwrap_loader
 
 if TYPE_CHECKING:
     from gas.graph import Shard
@@ -56,13 +56,6 @@ class Graph(NamedTuple):
         node, degree = self.own + 1, self.degree[: self.num_own].cpu().long() + 1
         mixed = (node * MIXERS[0]) ^ (degree * MIXERS[1])
         return int(((mixed ^ (mixed >> 29)) * MIXERS[0]).sum()) % (1 << 63)
-
-
-def unwrap_loader(loader: Any) -> Any:
-    """Return the loader inside a :class:`gas.PrefetchLoader`."""
-    while not hasattr(loader, "data") and hasattr(loader, "loader"):
-        loader = loader.loader
-    return loader
 
 
 class LoadTarget(NamedTuple):

@@ -77,12 +77,7 @@ def get_data(
         ValueError: If there is no such data set or split, or a file doesn't hold a usable graph.
         ConnectionError: If raw files are missing and can't be downloaded, naming them.
     """
-    check_path("root", root, "the folder of PyG's data sets")
-    if not isinstance(name, str | os.PathLike):
-        raise ValueError(
-            f"'dataset' is {name!r}, expected a name, such as 'Cora' or 'planted:5000', or a path"
-        )
-    name = os.fspath(name)
+    name = _check_places(root, name)
     if columns and not _is_path(name):
         raise ValueError(f"'columns' is for tables, but 'dataset' is {name!r}: leave it out")
     if _is_planted(name):
@@ -160,6 +155,16 @@ _CURES = {
     "y": "call the column of nodes.csv that is to be predicted 'label', or pass "
     "columns={'label': ...}; or give y.npy",
 }
+
+
+def _check_places(root: Any, name: Any) -> str:
+    """Refuse a folder and a data set that are none; return the name of the data set."""
+    check_path("root", root, "the folder of PyG's data sets")
+    if not isinstance(name, str | os.PathLike):
+        raise ValueError(
+            f"'dataset' is {name!r}, expected a name, such as 'Cora' or 'planted:5000', or a path"
+        )
+    return os.fspath(name)
 
 
 def _is_path(name: str) -> bool:

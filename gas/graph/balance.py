@@ -6,13 +6,11 @@ too many nodes of a class to parts with room, so that few more edges are cut.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph.edges import Edges
+from gas.graph.edges import Edges, expand_ranges
 from gas.graph.partitioners import undirected_graph
 from gas.native import warn
 
@@ -127,8 +125,7 @@ def _find_best_parts(
     num_parts = room.size(0)
     count = rowptr[nodes + 1] - rowptr[nodes]
     row = torch.repeat_interleave(count)
-    first = torch.repeat_interleave(rowptr[nodes] - (count.cumsum(0) - count), count)
-    near = part[col[torch.arange(row.numel()) + first].long()]
+    near = part[col[expand_ranges(rowptr[nodes], count)].long()]
     own = torch.bincount(row[near == part[nodes][row]], minlength=nodes.numel())
     fits = torch.ones_like(row, dtype=torch.bool)
     for kind in columns[nodes].unbind(1):
@@ -136,7 +133,7 @@ def _find_best_parts(
     row, near = row[fits], near[fits]
     pairs, edges = torch.unique(row * num_parts + near, return_counts=True)
     row, near = pairs // num_parts, pairs % num_parts
-    order = (row * (math.ceil(int(edges.max())) + 1) - edges).argsort() if edges.numel() else row
+    order = (row * (int(edges.max()) + 1) - edges).argsort() if edges.numel() else row
     row, near, edges = row[order], near[order], edges[order]
     is_first = torch.ones_like(row, dtype=torch.bool)
     is_first[1:] = row[1:] != row[:-1]

@@ -153,8 +153,8 @@ def cluster(
     data = with_csr_features(data)
     if check:
         check_data_features(data, with_mapped=folder is not None)
-    pays = getattr(model, "_supports_sparse_features", False)
-    data = with_sparse_features(data, sparse_features, pays, log)
+    supports_sparse = getattr(model, "_supports_sparse_features", False)
+    data = with_sparse_features(data, sparse_features, supports_sparse, log)
     check_edge_rows(data, data.num_edges)  # A transform may add edges that have none.
     batch_size = None if memory is None else 1  # A mini-batch of one part is what fits.
     if num_parts == "auto" and memory is None and model is not None:

@@ -123,7 +123,10 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
     """
     adj_t, edge_index = data.get("adj_t"), data.get("edge_index")
     if adj_t is None and edge_index is None:
-        raise ValueError("'data' has neither 'edge_index' nor 'adj_t': gas trains on one graph")
+        raise ValueError(
+            "'data' has neither 'edge_index' nor 'adj_t', expected the edges of one graph: set "
+            "data.edge_index, of shape [2, E]"
+        )
     if adj_t is not None:
         edges = read_edges(adj_t, name="adj_t")
         _check_fits(data, edges.num_nodes)
@@ -240,6 +243,12 @@ def check_weight(weight: Tensor | None, start: int = 0) -> None:
                 f"'edge_weight' holds {float(weight[wrong])} at the edge {start + wrong}: "
                 "expected finite numbers; replace it, or remove the edge"
             )
+
+
+def expand_ranges(begin: Tensor, count: Tensor) -> Tensor:
+    """Return the numbers from ``begin[i]`` to ``begin[i] + count[i] - 1``, one after the other."""
+    shift = torch.repeat_interleave(begin - (count.cumsum(0) - count), count)
+    return shift + torch.arange(shift.numel(), device=shift.device)
 
 
 def to_csr(edges: Edges, small: bool = False) -> CSR:

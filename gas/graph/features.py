@@ -48,7 +48,7 @@ def with_csr_features(data: Data, name: str = "x") -> Data:
         raise ValueError(
             f"'{name}' is an array of NumPy, expected a tensor: data.x = torch.from_numpy(data.x)"
         )
-    if not is_matrix(x):
+    if not is_sparse_matrix(x):
         return data
     made = to_csr_features(x, name)
     if made is x:
@@ -58,7 +58,7 @@ def with_csr_features(data: Data, name: str = "x") -> Data:
     return out
 
 
-def is_matrix(x: Any) -> bool:
+def is_sparse_matrix(x: Any) -> bool:
     """Return whether features are a sparse matrix, of PyTorch or SciPy."""
     if isinstance(x, Tensor):
         return x.layout != torch.strided
@@ -209,14 +209,14 @@ def shares_rows(whole: Tensor, part: Tensor) -> bool:
 # Dense features that are mostly zeros -------------------------------------------------------------
 
 
-def with_sparse_features(data: Data, wanted: bool | str, pays: bool, log: bool) -> Data:
+def with_sparse_features(data: Data, wanted: bool | str, supports_sparse: bool, log: bool) -> Data:
     """Convert the dense features of a graph to sparse ones, if ``wanted``.
 
     Args:
         data: The graph; it is not modified.
         wanted: ``True``: always; ``"auto"``: if fewer than one in thirty values isn't zero, and it
-            ``pays``; ``False``: never. Sparse features stay sparse.
-        pays: Whether the model multiplies non-zero values alone.
+            ``supports_sparse``; ``False``: never. Sparse features stay sparse.
+        supports_sparse: Whether the model multiplies non-zero values alone.
         log: Report on standard error that they were made sparse.
 
     Raises:
@@ -225,7 +225,7 @@ def with_sparse_features(data: Data, wanted: bool | str, pays: bool, log: bool) 
     if wanted not in (True, False, "auto"):
         raise ValueError(f"'sparse_features' is {wanted!r}, expected True, False or 'auto'")
     x = data.get("x")
-    if wanted is False or (wanted == "auto" and not pays) or is_matrix(x):
+    if wanted is False or (wanted == "auto" and not supports_sparse) or is_sparse_matrix(x):
         return data
     if wanted == "auto" and hasattr(x, MAPPED):
         return data

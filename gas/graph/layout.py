@@ -196,17 +196,17 @@ class _Coo(Layout):
 
 
 LAYOUTS = ("csr", "edge_index", "sparse_tensor", "fused")
-_MADE: dict[str, Layout] = {}  # The layouts of batches, by name; gas.graph.adjacency adds "fused".
+_BY_NAME: dict[str, Layout] = {}  # The layouts of batches; gas.graph.adjacency adds "fused".
 
 
 def register_layout(layout: Layout) -> Layout:
     """Add a layout of mini-batches."""
-    _MADE[layout.name] = layout
-    _SEARCHED.insert(0, layout)
+    _BY_NAME[layout.name] = layout
+    _SEARCH_ORDER.insert(0, layout)
     return layout
 
 
-_SEARCHED: list[Layout] = [_Coo()]  # The most frequent first.
+_SEARCH_ORDER: list[Layout] = [_Coo()]  # register_layout() inserts in front.
 
 for _layout in (_Csr(), _EdgeIndex(), _SparseTensorLayout()):
     register_layout(_layout)
@@ -214,7 +214,7 @@ for _layout in (_Csr(), _EdgeIndex(), _SparseTensorLayout()):
 
 def layout_of(adj: Any, name: str = "adj") -> Layout:
     """Return the layout of an adjacency."""
-    for layout in _SEARCHED:
+    for layout in _SEARCH_ORDER:
         if layout.holds(adj):
             return layout
     raise ValueError(
@@ -226,14 +226,14 @@ def layout_of(adj: Any, name: str = "adj") -> Layout:
 
 def find_layout(name: str) -> Layout:
     """Return the layout of adjacencies called ``name``."""
-    if name not in _MADE:
+    if name not in _BY_NAME:
         raise ValueError(f"'layout' is {name!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
     if name == "sparse_tensor" and not WITH_TORCH_SPARSE:
         raise ImportError(
             "layout='sparse_tensor' needs torch-sparse: pip install --no-build-isolation "
             "torch-scatter torch-sparse, or use layout='csr'"
         )
-    return _MADE[name]
+    return _BY_NAME[name]
 
 
 def default_layout(adj: Any, is_clustered: bool = False) -> str:
@@ -244,7 +244,7 @@ def default_layout(adj: Any, is_clustered: bool = False) -> str:
         is_clustered: Whether the parts are those of the graph, from :func:`gas.cluster`.
             (default: ``False``)
     """
-    if _MADE["sparse_tensor"].holds(adj):
+    if _BY_NAME["sparse_tensor"].holds(adj):
         return "sparse_tensor"
     return "fused" if is_clustered else "csr"
 

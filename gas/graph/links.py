@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph.edges import check_ids, read_graph, to_csr, with_edge_index
+from gas.graph.edges import check_ids, expand_ranges, read_graph, to_csr, with_edge_index
 from gas.native import coo_to_csr
 
 PAIRS = "edge_label_index"  # PyG's names of pairs and their labels.
@@ -82,8 +82,9 @@ def remove_links(data: Data, edge_label_index: Tensor | None = None) -> Data:
     kept = ~taken | (src == dst)
     if kept.numel() and not bool(kept.any()):
         raise ValueError(
-            f"'{PAIRS}' has every edge of the graph, so that none is left to pass messages: tell "
-            "some of them, torch_geometric.transforms.RandomLinkSplit(disjoint_train_ratio=0.3)"
+            f"'{PAIRS}' has every edge of the graph, so that none is left to pass messages: "
+            "predict only some of them, "
+            "torch_geometric.transforms.RandomLinkSplit(disjoint_train_ratio=0.3)"
         )
     labels = {key: out[key] for key in (PAIRS, LABELS) if key in out}
     for key in labels:  # PyG could take them for attributes of edges.
@@ -136,8 +137,7 @@ def find_entries(rowptr: Tensor, col: Tensor, row: Tensor, value: Tensor) -> Ten
     """Return the positions of all entries of some rows and columns, equal ones included."""
     begin = first_entry(rowptr, col, row, value)
     count = first_entry(rowptr, col, row, value, after=True) - begin
-    before = count.cumsum(0) - count
-    return torch.arange(int(count.sum())) + torch.repeat_interleave(begin - before, count)
+    return expand_ranges(begin, count)
 
 
 def entry_rows(rowptr: Tensor, entry: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from gas.graph.features import select_rows, with_csr_features
 from gas.graph.layout import LAYOUTS, Layout, find_layout, implicit_ones, layout_of
 from gas.graph.versions import GraphVersions
 from gas.history import Encoded
-from gas.native import BLOCK, check_integer, coo_to_csr, is_sparse
+from gas.native import BLOCK, check_integer, coo_to_csr, is_sparse, process_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,12 +268,11 @@ def local_graph(data: Data) -> Data:
     Raises:
         ValueError: If the numbers of processes of ``torch.distributed`` and of shards differ.
     """
-    group = torch.distributed
     if SHARDS not in data or SHARD in data or PARTS not in data:
         return data
-    if not (group.is_available() and group.is_initialized()) or group.get_world_size() == 1:
+    rank, num_ranks = process_rank()
+    if num_ranks == 1:
         return data
-    num_ranks, rank = group.get_world_size(), group.get_rank()
     if num_ranks != data[SHARDS].numel() - 1:
         raise ValueError(
             f"'data' is cut into {data[SHARDS].numel() - 1} shards, but there are {num_ranks} "

@@ -3,7 +3,7 @@
 from gas.history.codec import CODEC_NAMES, Codec
 from gas.history.disk import DiskStore
 from gas.history.encoded import Encoded, dequantize, is_encoded
-from gas.history.factory import HistoryFactory
+from gas.history.factory import HistoryFactory, copy_written_rows
 from gas.history.features import Features, quantize
 from gas.history.history import History
 from gas.history.packed import PackedRows
@@ -30,6 +30,7 @@ __all__ = [
     "Features",
     "History",
     "HistoryFactory",
+    "copy_written_rows",
     "IO_MODES",
     "MemoryStore",
     "CODEC_NAMES",

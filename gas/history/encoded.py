@@ -221,7 +221,7 @@ class Encoded(Tensor):
                 return x.select_rows(torch.arange(x.size(0), device="cpu"))
             if func is aten.index_select.default and args[1] in (0, -2):
                 return x.read(args[2].view(-1).long())
-            if func is aten.slice.Tensor and (len(args) < 2 or args[1] in (0, -2)):
+            if func is aten.slice.Tensor and len(args) > 3 and args[1] in (0, -2) and not kwargs:
                 return x[slice(*args[2:])]
         return func(*tree_map(dequantize, args), **tree_map(dequantize, kwargs))
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from gas.history.codec import Codec
 from gas.history.disk import DiskStore
 from gas.history.history import History
 from gas.history.store import StoreFactory, check_fits, check_fits_disk
-from gas.history.tiers import check_tier, default_tier, pick_tier
+from gas.history.tiers import check_tier, default_tier, pick_tier, table_device
 from gas.history.transfer import TransferEngine
+from gas.native import process_rank
 
 ROWS_PER_COPY = 65536
 
@@ -53,7 +55,7 @@ class HistoryFactory:
         if tier == "disk" and place is not None:
             files = [place / f"history_{layer}" for layer in range(len(self.widths))]
         if tier == "device":
-            check_fits(sum(num_bytes), torch.device(self.device or "cuda"))
+            check_fits(sum(num_bytes), table_device(self.device))
         elif tier in ("host", "pinned"):
             check_fits(sum(num_bytes))
         elif tier == "disk":
@@ -78,7 +80,7 @@ class HistoryFactory:
             raise
         if any(getattr(history.store, "resumed", False) for history in made):
             print(
-                f"Histories: going on with the rows in {place}. If they are of another graph "
+                f"Histories: resuming with the rows in {place}. If they are of another graph "
                 "of the same size, name another 'path', or call model.reset_parameters()",
                 file=sys.stderr,
             )
@@ -102,14 +104,24 @@ class HistoryFactory:
         """
         made = self.make(histories[0].num_embeddings, engine) if histories else []
         for old, new in zip(histories, made, strict=True):
-            for rows in old.written.nonzero().view(-1).split(ROWS_PER_COPY):
-                new.push(old.pull(rows), rows)
+            copy_written_rows(old, new)
         return made
+
+
+def copy_written_rows(source: History, target: History, nodes: Tensor | None = None) -> None:
+    """Push the written rows of a history to another one.
+
+    Args:
+        source: The history to read.
+        target: The history to write.
+        nodes: The row of ``source`` for each row of ``target``. (default: the same rows)
+    """
+    written = source.written if nodes is None else source.written[nodes]
+    for rows in written.nonzero().view(-1).split(ROWS_PER_COPY):
+        target.push(source.pull(rows if nodes is None else nodes[rows]), rows)
 
 
 def _process_folder(path: str | Path) -> Path:
     """Return the folder of this process: processes that train together share one path."""
-    group = torch.distributed
-    if not (group.is_available() and group.is_initialized()) or group.get_world_size() == 1:
-        return Path(path)
-    return Path(path) / f"rank_{group.get_rank()}"
+    rank, size = process_rank()
+    return Path(path) if size == 1 else Path(path) / f"rank_{rank}"

@@ -58,7 +58,9 @@ def quantize(
     _check_features(x)
     kind = _choose_store(store, path, x.size(0) * codec.row_bytes(x.size(1)))
     if path is not None and Path(path).exists():
-        raise ValueError(f"'path' is {str(path)!r}, which is there: remove it, or name another")
+        raise ValueError(
+            f"'path' is {str(path)!r}, which already exists: remove it, or choose another"
+        )
     out = Encoded.of(
         make_store(kind, x.size(0), x.size(1), codec, None, path), codec, x.size(1), kind
     )

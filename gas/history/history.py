@@ -85,7 +85,11 @@ class History(torch.nn.Module):
         self._link = self._make_link()
         self._ages = None
         if isinstance(self.store, DiskStore) and path is not None:
-            self._ages = DiskStore(num_embeddings, 1, torch.int32, f"{path}.age", "age")
+            try:
+                self._ages = DiskStore(num_embeddings, 1, torch.int32, f"{path}.age", "age")
+            except BaseException:
+                self.store.close()
+                raise
             if not self.store.resumed:  # The ages belong to rows that no longer exist.
                 self._ages.table.zero_()
             self._written_at = self._ages.table.view(-1)

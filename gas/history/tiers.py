@@ -64,6 +64,12 @@ def check_tier(store: str | StoreFactory | None, path: str | Path | None) -> Non
         raise ValueError(f"'path' is for store='disk', not for store={store!r}")
 
 
+def table_device(device: torch.device | str | None) -> torch.device:
+    """Return the device of a store on a ``"device"``: the current GPU unless another is given."""
+    is_gpu = device is not None and torch.device(device).type != "cpu"
+    return torch.device(device if is_gpu and device is not None else "cuda")
+
+
 def make_store(
     store: str | StoreFactory | None,
     num_rows: int,
@@ -88,6 +94,5 @@ def make_store(
     if tier == "disk":
         return DiskStore(num_rows, columns, codec.dtype, path, f"{codec} x {width}")
     if tier == "device":
-        place = "cuda" if device is None or torch.device(device).type == "cpu" else device
-        return MemoryStore(num_rows, columns, codec.dtype, place)
+        return MemoryStore(num_rows, columns, codec.dtype, table_device(device))
     return MemoryStore(num_rows, columns, codec.dtype, pin=tier == "pinned")

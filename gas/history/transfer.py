@@ -224,7 +224,7 @@ class Pull:
         On a device, the current stream waits for them; the host doesn't.
         """
         if self._cancelled:
-            raise RuntimeError("this pull was taken back: start another one")
+            raise RuntimeError("this pull was cancelled: start another one")
         if self._ticket is not None:
             try:
                 self._engine.wait(self._ticket)

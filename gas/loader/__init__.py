@@ -14,7 +14,7 @@ from gas.loader.evaluation import EvalSubgraphLoader, batches_in_order
 from gas.loader.hetero import HeteroLoader
 from gas.loader.lazy import prefetch_rows, raw_attributes
 from gas.loader.links import LinkLoader
-from gas.loader.part_sampler import PartSampler, find_sampler
+from gas.loader.part_sampler import PartSampler, find_sampler, unwrap_loader
 from gas.loader.subgraph import SubgraphLoader
 from gas.loader.transfer import PendingBatch, send_batch, tensor_to_device, to_device
 
@@ -32,6 +32,7 @@ __all__ = [
     "SubgraphLoader",
     "batches_in_order",
     "find_sampler",
+    "unwrap_loader",
     "tensors_in_memory",
     "num_bytes",
     "prefetch_rows",

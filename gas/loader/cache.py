@@ -16,8 +16,8 @@ from gas.loader.lazy import get_lazy
 from gas.native import Relabeler, free_memory
 
 CACHE_BYTES = 1 << 30  # The default size of a loader's cache.
-MOST_MEMORY = 4  # Sums may take one of so many bytes that are free.
-MOST_EDGES = 2**31  # Fewer are what an Adjacency takes.
+MEMORY_DIVISOR = 4  # Sums may take a quarter of the free memory.
+EDGE_LIMIT = 2**31  # An Adjacency has fewer edges than this.
 
 
 class BatchCache:
@@ -164,7 +164,7 @@ class FeatureSums:
         if not torch.is_grad_enabled():
             return None  # They pay from the second pass on.
         sums = None
-        if x.nbytes <= free_memory() // MOST_MEMORY and relabel.col.numel() < MOST_EDGES:
+        if x.nbytes <= free_memory() // MEMORY_DIVISOR and relabel.col.numel() < EDGE_LIMIT:
             weight = relabel.weight if weighted else None
             adj = Adjacency.from_valid_csr(relabel.rowptr, relabel.col, weight, relabel.num_nodes)
             with torch.no_grad():

@@ -315,9 +315,16 @@ class PartSampler(Sampler[int]):
         return f"PartSampler(by={self.by!r}, {len(self)} of {self.num_parts} parts an epoch)"
 
 
+def unwrap_loader(loader: Any) -> Any:
+    """Return the loader inside a :class:`gas.PrefetchLoader`; anything else unchanged."""
+    while not hasattr(loader, "data") and hasattr(loader, "loader"):
+        loader = loader.loader
+    return loader
+
+
 def find_sampler(loader: Any) -> PartSampler | None:
     """Return the part sampler of a loader or a prefetching loader; ``None`` if there is none."""
-    batches = getattr(getattr(loader, "loader", loader), "batch_sampler", None)
+    batches = getattr(unwrap_loader(loader), "batch_sampler", None)
     sampler = getattr(batches, "sampler", None)
     return sampler if isinstance(sampler, PartSampler) else None
 

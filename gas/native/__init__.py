@@ -23,7 +23,7 @@ from gas.native.checks import (
     renamed,
     warn,
 )
-from gas.native.cores import has_idle_cores, num_cores, share_cores
+from gas.native.cores import has_idle_cores, num_cores, process_rank, share_cores
 from gas.native.custom_op import (
     custom_op,
     disable_compile,

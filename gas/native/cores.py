@@ -24,6 +24,14 @@ def num_cores() -> int:
     return os.cpu_count() or 1
 
 
+def process_rank() -> tuple[int, int]:
+    """Return the rank of this process and the number of processes, 0 and 1 outside of a group."""
+    group = torch.distributed
+    if not (group.is_available() and group.is_initialized()):
+        return 0, 1
+    return group.get_rank(), group.get_world_size()
+
+
 def busy_seconds() -> float | None:
     """Return the seconds for which this process's cores have been busy since the system started.
 

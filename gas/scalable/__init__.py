@@ -1,5 +1,6 @@
 """``ScalableGNN``, the base class of models: calls, inference, exactness and verification."""
 
+from gas.loader import unwrap_loader
 from gas.scalable.arguments import check_constructor
 from gas.scalable.base import (
     emb_device,
@@ -77,4 +78,5 @@ __all__ = [
     "state_fingerprint",
     "to_hetero_model",
     "verify",
+    "unwrap_loader",
 ]

@@ -50,7 +50,7 @@ BatchArgs = tuple[int | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 class StopForward(BaseException):
-    """Ends a forward pass once it has filled the history that layer-wise inference needs."""
+    """End a forward pass that has filled the history, or measured the norm, that is needed."""
 
 
 class BatchModel(HistoryModel):
@@ -109,11 +109,17 @@ class BatchModel(HistoryModel):
             **kwargs: Passed on to ``forward``, such as ``edge_weight``.
         """
         if loader is not None:
-            if x is not None or adj_t is not None or fill or kwargs or not push:
+            others = x, adj_t, batch_size, n_id, offset, count, views
+            if any(each is not None for each in others) or fill or kwargs or not push:
                 raise ValueError("'loader' brings its own batches: pass nothing else with it")
             out = self._infer(loader)
             return out if self._returns_rows else self._split_outputs(out)
         if views is not None:
+            if adj_t is not None or n_id is not None or fill or kwargs or not push:
+                raise ValueError(
+                    "'views' is given with other arguments, but takes a mini-batch alone: pass "
+                    "model(batch, views=...)"
+                )
             outs = self.views(cast(SubData, x), views)
             return outs if self._returns_rows else tuple(map(self._split_outputs, outs))
         batch_args = batch_size, n_id, offset, count

@@ -78,10 +78,15 @@ def check_graph(n_id: Tensor, num_nodes: int) -> None:
     if n_id.device.type == "cpu" and n_id.numel():
         graph = max(graph, int(n_id.max()) + 1)
     if graph != num_nodes:
-        raise ValueError(
-            f"'n_id' names nodes of a graph of {graph} nodes, but the histories are for "
-            f"{num_nodes}: use model.for_graph(num_nodes), which shares the weights"
-        )
+        raise wrong_size_error(f"'n_id' names nodes of a graph of {graph} nodes", num_nodes)
+
+
+def wrong_size_error(what: str, num_rows: int) -> ValueError:
+    """Make the error of a graph that hasn't as many nodes as the histories have rows."""
+    return ValueError(
+        f"{what}, but the histories are for {num_rows}: use model.for_graph(num_nodes), which "
+        "shares the weights"
+    )
 
 
 def check_order(model: Any, n_id: Tensor) -> None:

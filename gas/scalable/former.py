@@ -31,7 +31,9 @@ class FormerNames(torch.nn.Module):
     cancel_pulls = _deprecate("cancel_pulls", call.cancel_pulls)
     expect = _deprecate("expect", call.read_ahead, "gas.scalable.read_ahead(model, ...)")
     free_buffers = _deprecate("free_buffers", base.free_buffers)
-    without_histories = _deprecate("without_histories", base.HistoryModel._disable_transfers, "io=")
+    without_histories = _deprecate(
+        "without_histories", base.HistoryModel._disable_transfers, "model.io = 'none'"
+    )
     moved_bytes = _deprecate("moved_bytes", base.moved_bytes, is_method=False)
     idle_bytes = _deprecate("idle_bytes", base.idle_bytes, is_method=False)
     is_packed = _deprecate("is_packed", pack.is_packed, is_method=False)

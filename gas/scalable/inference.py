@@ -15,13 +15,13 @@ from torch_geometric.data import Data
 
 from gas.graph import PERM, to_original_order
 from gas.history import Features, History
-from gas.loader import EvalSubgraphLoader, SubData, to_device
+from gas.loader import EvalSubgraphLoader, SubData, to_device, unwrap_loader
 from gas.native import check_flags, report_progress, share_cores
 from gas.scalable.base import preserve_modes
 from gas.scalable.call import BatchModel, Call, StopForward, run_call
-from gas.scalable.checks import adjacency, check_graph, collect_kwargs
+from gas.scalable.checks import adjacency, check_graph, collect_kwargs, wrong_size_error
 from gas.scalable.distributed.ranks import one_shard_error
-from gas.scalable.node_predictor import mark_exact, unwrap_prefetch
+from gas.scalable.node_predictor import mark_exact
 from gas.scalable.norms import GraphNorms, has_equal_variances
 
 Batch = TypeVar("Batch")
@@ -54,8 +54,8 @@ def sweep_layers(
 ) -> Callable[[int], SweepOutputs[SubData, Tensor]]:
     """Return a function that computes a layer of all batches: it pulls inputs and pushes outputs.
 
-    Rows are pulled as ``dtype(x)``. A layer is computed in ``context(batch, layer)``, which
-    ``may_end`` it early.
+    Rows are pulled as ``dtype(x)``. Each layer is computed in ``context(batch, layer)``, which may
+    end it early if ``may_end`` is set.
     """
     states: dict[tuple[int, ...], dict[str, Any]] = {}  # By batch, as their order may change.
 
@@ -199,10 +199,7 @@ def _fill_histories(
         raise one_shard_error("'loader'")
     graph = getattr(loader, "num_nodes", model.num_nodes)
     if graph != model.num_nodes:
-        raise ValueError(
-            f"'loader' has a graph of {graph} nodes, but the histories are for "
-            f"{model.num_nodes}: use model.for_graph(num_nodes), which shares the weights"
-        )
+        raise wrong_size_error(f"'loader' has a graph of {graph} nodes", model.num_nodes)
     num_own = model.num_nodes if shard is None else shard.num_own
     plain = plain_loader(loader)
     model._calls.order = getattr(plain, "node_order", None)
@@ -288,12 +285,13 @@ def loader_of(graph: Any, batch_size: int | None, options: Mapping[str, Any], ca
     """Return a loader of a clustered graph, or the given loader; ``call`` is shown in errors."""
     if isinstance(graph, Data):
         return EvalSubgraphLoader(graph, None, batch_size, log=False, **options)
-    if options:
+    given = [*([] if batch_size is None else ["batch_size"]), *options]
+    if given:
         raise ValueError(
-            f"{', '.join(map(repr, options))} given with a loader, which has its own: pass the "
+            f"{', '.join(map(repr, given))} given with a loader, which has its own: pass the "
             f"graph, {call}"
         )
-    return unwrap_prefetch(graph)
+    return unwrap_loader(graph)
 
 
 @check_flags
@@ -309,13 +307,13 @@ def predict_every_node(
 
     See :meth:`gas.ScalableGNN.predict`.
     """
-    leave_cores = getattr(unwrap_prefetch(graph), "leave_cores", options.get("leave_cores", True))
+    leave_cores = getattr(unwrap_loader(graph), "leave_cores", options.get("leave_cores", True))
     with share_cores(leave_cores):  # Also while the loader is made.
         loader = loader_of(graph, batch_size, options, "model.predict(graph, ...)")
         data = loader.data
         if PERM not in data:
             raise ValueError(
-                "the graph has no 'perm', by which its nodes find back to their order: use "
+                "the graph has no 'perm', by which outputs are put into the original order: use "
                 "gas.cluster(data, num_parts), or model(loader=loader), in the order of the loader"
             )
         out = run_inference(model, loader, gather, log)

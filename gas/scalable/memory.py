@@ -79,7 +79,8 @@ def run_forward(model: BatchModel, batch: SubData) -> tuple[Tensor, ...]:
     A batch with empty ``n_id`` is a full batch.
     """
     if "views" in batch.data:
-        return model.views(batch)
+        with model._disable_transfers():  # A call of views has no read-only mode.
+            return model.views(batch)
     if batch.n_id.numel():
         return (model._join_outputs(model(batch, push=False)),)
     x, adj_t, kwargs = model.inputs_of(batch.data)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import MAPPED, PARTS, PERM, Ids, to_original_order, version
-from gas.loader import SubgraphLoader
+from gas.loader import SubgraphLoader, unwrap_loader
 from gas.native import check_range, share_cores, warn
 from gas.scalable.base import preserve_modes
 from gas.scalable.call import BatchModel
@@ -97,14 +97,9 @@ class NodePredictor:
         return out.cpu()[place]
 
 
-def unwrap_prefetch(graph: Any) -> Any:
-    """Return the loader inside a :class:`gas.PrefetchLoader`; anything else unchanged."""
-    return getattr(graph, "loader", graph)
-
-
 def graph_of(graph: Any) -> Data:
     """Return a graph, or that of a loader."""
-    return graph if isinstance(graph, Data) else unwrap_prefetch(graph).data
+    return graph if isinstance(graph, Data) else unwrap_loader(graph).data
 
 
 def _id_array(data: Data, ids: Any) -> np.ndarray:
@@ -188,7 +183,7 @@ def predict_nodes(
             f"'{name}' are chosen, but {what}: pass a loader with its options, to a model of one "
             "process"
         )
-    known, graph = model._node_predictor, unwrap_prefetch(graph)
+    known, graph = model._node_predictor, unwrap_loader(graph)
     if known is None or not any(graph is each for each in (known.loader, known.loader._source)):
         loader = graph
         if isinstance(graph, Data):

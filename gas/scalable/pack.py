@@ -15,6 +15,7 @@ from gas.history import DiskStore, History, PackedRows, Packing
 from gas.loader import SubgraphLoader
 from gas.native import bytes_of, free_memory, human
 from gas.scalable.base import HistoryModel
+from gas.scalable.checks import wrong_size_error
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,8 @@ def _packable_store(history: History, num_nodes: int) -> DiskStore:
             "store='disk', or leave pack() out"
         )
     if num_nodes != history.num_embeddings:
-        raise ValueError(
-            f"'loader' has a graph of {num_nodes} nodes, but the histories are for "
-            f"{history.num_embeddings}: use model.for_graph(num_nodes), which shares the weights"
-        )
+        what = f"'loader' has a graph of {num_nodes} nodes"
+        raise wrong_size_error(what, history.num_embeddings)
     return store
 
 

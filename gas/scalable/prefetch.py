@@ -91,15 +91,15 @@ class PrefetchLoader:
         """Yield batches, of which the next one is prepared meanwhile."""
         model = self.model
         batches = iter(self.loader)
-        is_beside = model.device.type != "cpu" or has_idle_cores()
-        learns = torch.is_grad_enabled()
+        uses_thread = model.device.type != "cpu" or has_idle_cores()
+        has_grad = torch.is_grad_enabled()
         # The first batch is cut in the caller's thread, so that samplers draw random numbers there.
-        sent = self._next(batches, self._uses.get(learns) if is_beside else None)
+        sent = self._next(batches, self._uses.get(has_grad) if uses_thread else None)
         if isinstance(self.loader, SubgraphLoader) and sent is not None:
             # The loader is one batch ahead of the batches that were yielded.
             order = self.loader.epoch_state()
             self._order = {**order, "done": max(0, order["done"] - 1)}
-        thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch") if is_beside else None
+        thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch") if uses_thread else None
         ahead: deque[Callable[[], PendingBatch | None]] = deque()
         pulls: deque[BatchPulls] = deque()  # Of the current batch and the one after it.
 
@@ -110,7 +110,7 @@ class PrefetchLoader:
             elif thread is None:
                 ahead.append(lambda: self._next(batches))
             else:
-                ahead.append(thread.submit(self._next, batches, self._uses.get(learns)).result)
+                ahead.append(thread.submit(self._next, batches, self._uses.get(has_grad)).result)
 
         try:
             if sent is not None:
@@ -119,7 +119,7 @@ class PrefetchLoader:
                 current = sent.receive(model.device)
                 if not model.prefetch:
                     yield current
-                    self._note_uses(current, learns)
+                    self._note_uses(current, has_grad)
                 sent = ahead.popleft()()
                 if sent is not None:
                     prepare()
@@ -127,7 +127,7 @@ class PrefetchLoader:
                     if sent is not None:
                         pulls.append(start_pulls(model, sent.batch))
                     yield current
-                    self._note_uses(current, learns)
+                    self._note_uses(current, has_grad)
                     while len(pulls) > 1:  # The caller may have skipped a batch.
                         cancel_pulls(model, pulls.popleft())
         finally:
@@ -136,11 +136,11 @@ class PrefetchLoader:
             if thread is not None:
                 thread.shutdown(cancel_futures=True)
 
-    def _note_uses(self, computed: SubData, learns: bool) -> None:
+    def _note_uses(self, computed: SubData, has_grad: bool) -> None:
         """Store the forms of the adjacency that layers used, to prepare them for later batches."""
         adj = computed.data.get("adj_t")
         if isinstance(adj, Adjacency):
-            self._uses[learns] = adj.uses
+            self._uses[has_grad] = adj.uses
 
     def _next(self, batches: Iterator[SubData], uses: Uses | None = None) -> PendingBatch | None:
         """Cut the next batch and send it to the device; ``None`` after the last."""

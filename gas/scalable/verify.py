@@ -189,8 +189,6 @@ def _loader(
             f"'graph' is a {type(graph).__name__}, expected what gas.cluster has returned, or a "
             "gas.SubgraphLoader"
         )
-    if isinstance(graph, SubgraphLoader) and batch_size is not None:
-        options = {"batch_size": batch_size, **options}
     return loader_of(graph, batch_size, options, "gas.verify(model, graph, ...)").plain_loader()
 
 

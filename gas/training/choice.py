@@ -182,7 +182,7 @@ def make_plan(best: Candidate, seen: list[Candidate], limit: int, first: str) ->
             f"{best.dtype}, which may cost accuracy."
         )
     if best.store == "disk" and any(one.store == "host" for one in seen):
-        why += " Histories lie on the disk, because less fits with them in memory."
+        why += " Histories are stored on disk: nothing faster fits with them in memory."
     if gives_back := best.may_exceed(limit):
         why += (
             " Freed blocks are given back to the system at once, which takes time, to fit surely: "

@@ -26,7 +26,7 @@ from gas.training.measure import (
 )
 
 MOST_SAMPLED = 4  # Mini-batches whose halo is counted, for each number and size of parts.
-ROWS = 1 << 22  # Edges that are counted at once.
+EDGES_AT_ONCE = 1 << 22  # Edges that are counted together.
 EPOCHS = 5  # The largest mini-batch is that of this many epochs of random ones.
 
 Store = str | StoreFactory | None
@@ -82,7 +82,9 @@ class Sample:
         relabel, size = self.loader._relabel, self.finest**2
         row = torch.repeat_interleave(self._edges)
         counts = torch.zeros(size, dtype=torch.long)
-        for some, col in zip(row.split(ROWS), relabel.col.split(ROWS), strict=True):
+        for some, col in zip(
+            row.split(EDGES_AT_ONCE), relabel.col.split(EDGES_AT_ONCE), strict=True
+        ):
             counts += torch.bincount(some * self.finest + part[col], minlength=size)
         return counts.view(self.finest, self.finest)
 

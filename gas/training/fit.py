@@ -156,10 +156,11 @@ def fit(
             )  # fmt: skip
         return run
     finally:
-        run.forget_unfinished()
         run.history_bytes = sum(history.store.nbytes for history in model.histories)
-        load_kept_weights(model, run, average, inference, has_norms)
-        called.on_fit_end(run)
+        try:
+            load_kept_weights(model, run, average, inference, has_norms)
+        finally:
+            called.on_fit_end(run)
 
 
 def _evaluate(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gas.graph import Edges, check_ids, to_csr
+from gas.graph import Edges, check_ids, expand_ranges, to_csr
 from gas.loader import SubData
 
 BLOCK_BYTES = 1 << 26  # Bytes of scores computed at once.
@@ -111,7 +111,9 @@ def rank_links(
             which = order[bounds[begin] : bounds[begin + nodes.numel()]]
             row, column = (group[which] - begin).to(scores.device), dst[which].to(scores.device)
             own = scores[row, column]
-            entry, count = _entries(excluded.rowptr, nodes)
+            start = excluded.rowptr[nodes]
+            count = excluded.rowptr[nodes + 1] - start
+            entry = expand_ranges(start, count)
             hidden = torch.repeat_interleave(torch.arange(nodes.numel()), count).to(scores.device)
             scores = scores.index_put(
                 (hidden, excluded.col[entry].to(scores.device)), scores.new_tensor(-torch.inf)
@@ -141,14 +143,6 @@ def _count_above(scores: Tensor, row: Tensor, own: Tensor) -> Tensor:
     return torch.cat(found).double() if found else own.double()
 
 
-def _entries(rowptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions of the entries of some rows, and the number of entries of each."""
-    begin, count = rowptr[rows], rowptr[rows + 1] - rowptr[rows]
-    ends = count.cumsum(0)
-    position = torch.arange(int(count.sum()))
-    return position + torch.repeat_interleave(begin - ends + count, count), count
-
-
 def _check_scores(scores: Tensor, num_rows: int, num_nodes: int) -> None:
     """Refuse scores of another shape, or that aren't finite."""
     if scores.shape != (num_rows, num_nodes):
@@ -157,7 +151,10 @@ def _check_scores(scores: Tensor, num_rows: int, num_nodes: int) -> None:
             f"nodes: [{num_rows}, {num_nodes}]"
         )
     if not bool(scores.isfinite().all()):
-        raise ValueError("'out' gives scores that are NaN or infinite: look for what makes them so")
+        raise ValueError(
+            "'out' gives scores that are NaN or infinite, expected finite ones: look for the first "
+            "such outputs, torch.isfinite(out), or into 'score'"
+        )
 
 
 def compute_mrr(ranks: Tensor) -> float:

@@ -14,7 +14,14 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import drop_edges_and_rows, is_row_per_edge
-from gas.loader import PartSampler, SubData, find_sampler, tensor_to_device, to_device
+from gas.loader import (
+    PartSampler,
+    SubData,
+    find_sampler,
+    tensor_to_device,
+    to_device,
+    unwrap_loader,
+)
 from gas.native import check_flags, check_integer, share_cores
 from gas.scalable import HeteroModel, ScalableGNN
 from gas.training.metrics import loss_of, split_mask
@@ -124,11 +131,10 @@ def train_epoch(
             if of_step > 0 or (ranks is not None and ranks.has_labels):
                 _take_step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
             of_step = 0
-            done.batches, done.steps = number, done.steps + 1
-            if on_step is not None:
-                on_step()
+            _count_step(done, number, on_step)
     if of_step > 0:  # The last step of a loader without a length.
         _take_step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
+        _count_step(done, number, on_step)
     done.drift = drift.mean()
     return _mean_loss(done, ranks, losses)
 
@@ -154,6 +160,13 @@ def _number_batches(
         yield number, batch
         if max_steps is not None and done.steps == max_steps:
             return
+
+
+def _count_step(done: Progress, number: int, on_step: Callable[[], None] | None) -> None:
+    """Record that a step was taken after batch ``number``, and call ``on_step``."""
+    done.batches, done.steps = number, done.steps + 1
+    if on_step is not None:
+        on_step()
 
 
 def _weigh(loss: Tensor, count: int, micro_batches: int, per_step: float | None) -> Tensor:
@@ -295,7 +308,7 @@ def _take_step(
 
 def _train_mask(loader: Iterable[SubData], split: int) -> Tensor | None:
     """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the CPU."""
-    data = getattr(getattr(loader, "loader", loader), "data", None)  # Unwraps a PrefetchLoader.
+    data = getattr(unwrap_loader(loader), "data", None)
     for name in ("y", "train_mask"):
         if isinstance(data, Data) and data.get(name) is None:
             raise ValueError(
@@ -319,7 +332,7 @@ def _check_broadcast(out: Tensor, y: Tensor) -> None:
 
 def _find_view_loss(loader: Iterable[SubData]) -> Callable[..., Tensor] | None:
     """Return the loss that the augmentation of a loader has for views, if it has one."""
-    return getattr(getattr(loader, "loader", loader), "view_loss", None)  # Of a PrefetchLoader.
+    return getattr(unwrap_loader(loader), "view_loss", None)
 
 
 def _length(loader: Iterable[SubData]) -> float:
@@ -329,7 +342,7 @@ def _length(loader: Iterable[SubData]) -> float:
 
 def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) -> float:
     """Return the mean number of labelled nodes per step of an epoch."""
-    inner = getattr(loader, "loader", loader)  # Unwraps a PrefetchLoader.
+    inner = unwrap_loader(loader)
     data = getattr(inner, "data", None)
     if data is None or not isinstance(inner, Sized):
         raise ValueError(

@@ -135,8 +135,6 @@ def batch_bytes(model: ScalableGNN, batch: SubData, training: bool = True) -> Ba
         stack.enter_context(torch.set_grad_enabled(training))
         live = stack.enter_context(LiveBytes())
         model.train(training)
-        if "views" in batch.data:
-            stack.enter_context(model._disable_transfers())
         with saved:
             outs = run_forward(model, batch)
         kept = saved.num_bytes_excluding(batch)  # Freed addresses may be used again later.

@@ -193,7 +193,7 @@ def compute_micro_f1(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> f
     Args:
         logits: The model's outputs, of shape ``[N, C]``.
         y: Classes of shape ``[N]``, or ``[N, 1]`` if there are several outputs; or labels of shape
-            ``[N, C]``, each 0 or 1; those that are NaN, or negative integers, don't count.
+            ``[N, C]``, each 0 or 1. Unknown targets, NaN or negative, don't count.
         mask: The nodes to count, of shape ``[N]``. (default: all)
 
     Returns:
@@ -212,9 +212,9 @@ def compute_micro_f1(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> f
         )
     if mask is not None:
         logits, y = logits[mask], y[mask]
-    if y.dim() == 1:
-        return int((logits.argmax(dim=-1) == y).sum()) / max(y.numel(), 1)
     known = known_target_mask(y)
+    if y.dim() == 1:
+        return int((logits.argmax(dim=-1) == y)[known].sum()) / max(int(known.sum()), 1)
     predicted, actual = (logits > 0) & known, (y > 0.5) & known
     hits = int((predicted & actual).sum())
     return 2 * hits / max(int(predicted.sum()) + int(actual.sum()), 1)

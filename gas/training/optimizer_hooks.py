@@ -220,8 +220,10 @@ def load_kept_weights(
 ) -> None:
     """Load the weights of the best epoch, or the average, and fill the histories by them.
 
-    If the last epoch wasn't evaluated, its norms get their statistics now.
+    The record forgets an epoch that was interrupted. If the last epoch wasn't evaluated, its norms
+    get their statistics now.
     """
+    run.forget_unfinished()
     average.stop()
     if run.best is not None:
         model.load_state_dict(run.best.state)

@@ -32,7 +32,7 @@ from gas.training.full_batch import fits_one_batch
 from gas.training.measure import BatchCosts, Shape, measure, release_freed_memory
 
 LEVELS = 4  # Numbers of mini-batches per epoch for which some are measured.
-MOST_EDGES = 3_000_000  # Most edges of a mini-batch that is measured.
+MOST_MEASURED_EDGES = 3_000_000  # Most edges of a mini-batch that is measured.
 # Factor of the time of an epoch if freed blocks are released at once; measured: up to 1.6.
 RELEASE_TIME = 1.5
 MOST_PARTS = 2048
@@ -352,7 +352,7 @@ def _choose_pairs(shapes: dict[Way, tuple[Shape, Shape]]) -> dict[tuple[int, int
     largest = {way[:2]: each[1] for way, each in shapes.items()}
     by_number: dict[int, list[tuple[int, int]]] = {}
     for (parts, per_batch, _), (mean, _) in shapes.items():
-        if mean.edges <= MOST_EDGES:
+        if mean.edges <= MOST_MEASURED_EDGES:
             by_number.setdefault(math.ceil(parts / per_batch), []).append((parts, per_batch))
     if not by_number:
         parts, per_batch, _ = min(shapes, key=lambda way: shapes[way][0].edges)

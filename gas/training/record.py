@@ -96,7 +96,7 @@ class Run:
         best = self.best_epoch
         return (
             f"Run of {len(self)} epochs of {self.epoch_seconds:.2f} s: "
-            f"best validation {self.metric} {self.val_acc[best]:.4f} in epoch {best} "
+            f"best validation {self.metric} {self.val_acc[best]:.4f} in epoch {best + 1} "
             f"(test {self.test_acc[best]:.4f})"
         )
 
@@ -128,7 +128,7 @@ class Run:
     def has_stalled(self, patience: int | None) -> bool:
         """Return whether the validation score has not risen for this many epochs.
 
-        It is at the end of an epoch that was evaluated.
+        It is always ``False`` after an epoch that wasn't evaluated.
         """
         if patience is None or not len(self) or math.isnan(self.val_acc[-1]):
             return False
@@ -142,12 +142,15 @@ class Run:
     def state_dict(self) -> dict[str, Any]:
         """Return the finished epochs, and the best one, for a checkpoint."""
         best = None if self.best is None else self.best._asdict()
-        return {**{name: getattr(self, name)[: len(self)] for name in PER_EPOCH}, "best": best}
+        curves = {name: getattr(self, name)[: len(self)] for name in PER_EPOCH}
+        metrics = {name: curve[: len(self)] for name, curve in self.metrics.items()}
+        return {**curves, "metrics": metrics, "best": best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         for name in PER_EPOCH:
             getattr(self, name)[:] = state.get(name, [])  # Older checkpoints have no drift.
+        self.metrics = {name: [*curve] for name, curve in state.get("metrics", {}).items()}
         self.best = None if state["best"] is None else BestEpoch(**state["best"])
 
 

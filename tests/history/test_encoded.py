@@ -149,6 +149,10 @@ def test_rows_by_functions(monkeypatch):
     assert torch.equal(given.narrow(0, 2, 5), every[2:7])
     assert torch.equal(given.narrow(-2, 2, 5), every[2:7])
     assert torch.equal(torch.narrow(given, 0, 45, 5), every[45:])
+    monkeypatch.undo()  # Without an end, or by name, all rows are decoded.
+    assert torch.equal(torch.ops.aten.slice(given, 0, 2), every[2:])
+    assert torch.equal(torch.ops.aten.slice(given), every)
+    assert torch.equal(torch.ops.aten.slice(given, 0, start=2, end=7), every[2:7])
 
 
 @pytest.mark.parametrize("index", [50, -51, torch.tensor([50]), torch.tensor([0, -51])])

@@ -210,5 +210,5 @@ def test_a_pull_that_was_taken_back(graph):
     model = make_model(graph, store=Slow)
     pull = model.histories[0].start_pull(torch.arange(5))
     pull.cancel()
-    with pytest.raises(RuntimeError, match="was taken back"):
+    with pytest.raises(RuntimeError, match="was cancelled"):
         pull.wait()

@@ -262,7 +262,7 @@ def test_tables_are_contiguous():
 def test_a_model_is_resumed(tmp_path, capsys):
     for resumed in (False, True):
         model = gas.ScalableGNN(6, [4, 2], 3, store="disk", path=tmp_path)
-        said = "going on with the rows in" in capsys.readouterr().err
+        said = "resuming with the rows in" in capsys.readouterr().err
         assert said == resumed
         assert [h.store.resumed for h in model.histories] == [resumed] * 2
         if resumed:
@@ -288,6 +288,15 @@ def test_wrong_files_are_refused(tmp_path):
             gas.History(*arguments, store="disk", path=path)
     with pytest.raises(ValueError, match="its content is float32 x 5, expected age"):
         DiskStore(20, 5, torch.float32, path, "age")
+
+    ages = tmp_path / "history.age"
+    content = ages.read_bytes()
+    ages.write_bytes(content[:-4])
+    with pytest.raises(ValueError, match="was cut off") as refused:
+        gas.History(20, 5, store="disk", path=path)
+    ages.unlink()
+    gas.History(20, 5, store="disk", path=path).close()  # Nothing has the other file open.
+    assert refused.tb
 
     content = path.read_bytes()
     for size in (4096 + 400 - 1, 4096, 50):
@@ -470,3 +479,9 @@ def test_what_a_killed_process_left_is_made_anew(tmp_path, monkeypatch):
     assert not (history.emb != 0).any()
     history.close()
     assert sorted(file.name for file in tmp_path.iterdir()) == ["history", "history.age"]
+
+
+@pytest.mark.parametrize("device", [None, "cpu", "cuda:1", "meta"])
+def test_the_device_of_a_table(device):
+    expected = "cuda" if device in (None, "cpu") else device
+    assert tiers.table_device(device) == torch.device(expected)

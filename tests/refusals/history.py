@@ -255,7 +255,7 @@ CASES = {
     "pull, closed": lambda t: closed(lambda h: h.pull(ids([0]))),
     "push, closed": lambda t: closed(lambda h: h.push(ROWS, ids([0, 1]))),
     "emb, closed": lambda t: closed(lambda h: h.emb),
-    "a pull that was taken back": lambda t: cancelled(),
+    "a pull that was cancelled": lambda t: cancelled(),
     "gas.quantize, no tensor": lambda t: encode([[1.0]]),
     "gas.quantize, sparse features": lambda t: encode(ROWS.to_sparse()),
     "gas.quantize, one number for each row": lambda t: encode(ROWS[:, 0]),

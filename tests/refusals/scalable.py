@@ -337,6 +337,11 @@ CASES = {
         first_batch().x, first_batch().data.adj_t
     ),
     "calling, a loader": lambda t: Model()(load(ring(parts=HALVES))),
+    "predict, a loader and a batch size": lambda t: predict(load(), batch_size=2),
+    "model, a loader and ids": lambda t: Model()(loader=load(), n_id=torch.tensor([0])),
+    "model, views without pushes": lambda t: Model()(
+        first_batch(epoch_transform=DropEdge(ring(), p=0.5)), views="original", push=False
+    ),
     "predict, a loader and a layout": lambda t: predict(load(), layout="csr"),
     "refresh, a loader and a layout": lambda t: Model().refresh(load(), layout="csr"),
     "refresh, a norm with a forward of its own": lambda t: norm_of_its_own(Doubled(2)),

@@ -14,6 +14,7 @@ from torch_geometric.utils import coalesce
 import gas
 from gas.augment import DropEdge, mh_aug_loss
 from gas.loader.batch import tensors
+from gas.scalable import run_forward
 
 LAYOUTS = [
     "csr",
@@ -316,3 +317,19 @@ def test_the_batch_stays_where_it_is():
         for batch in batches:
             for graph in (batch.data, *batch.data.views):
                 assert not any(tensor.is_meta for tensor in tensors(graph))
+
+
+def test_measuring_leaves_the_histories_as_they_are():
+    data, ptr = make_graph()
+    model = make_model("GraphSAGE")
+    fill("GraphSAGE", model, data)
+    before = [history.emb.clone() for history in model.histories]
+    batch = next(iter(make_loader("GraphSAGE", data, ptr, DropEdge(data, p=0.5))))
+    assert len(run_forward(model, batch)) == 2
+    for history, rows in zip(model.histories, before, strict=True):
+        assert torch.equal(history.emb, rows)
+    model.views(batch)
+    assert any(
+        not torch.equal(history.emb, rows)
+        for history, rows in zip(model.histories, before, strict=True)
+    )

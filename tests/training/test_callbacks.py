@@ -7,7 +7,7 @@ from conftest import random_graph
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 import gas
-from gas.training import Callback, MetricLogger
+from gas.training import Callback, MetricLogger, Run
 
 
 @pytest.fixture
@@ -113,6 +113,30 @@ def test_callbacks_are_called_in_turn(made):
         ("start", "GraphSAGE", "Adam"), *of_epoch, ("epoch", 1), *of_epoch, ("epoch", 2), ("end", 2)
     ]  # fmt: skip
     assert len(on_steps) == 6
+
+
+def test_callbacks_learn_of_the_end_if_the_last_inference_fails(made, monkeypatch):
+    record = Record()
+
+    def fail(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("gas.training.fit.load_kept_weights", fail)
+    with pytest.raises(MemoryError, match="no room"):
+        fit(made, 1, callbacks=[record])
+    assert record.calls[-1] == ("end", 1)
+
+
+def test_further_metrics_survive_a_checkpoint(made):
+    run = fit(made, 2, metrics={"mean": lambda out, y: out.mean()})
+    other = Run()
+    other.load_state_dict(run.state_dict())
+    assert other.metrics == run.metrics
+    assert len(other.metrics["val_mean"]) == 2
+    state = run.state_dict()
+    del state["metrics"]  # Of an older checkpoint.
+    other.load_state_dict(state)
+    assert other.metrics == {}
 
 
 def test_a_callback_ends_the_training(made):
@@ -222,5 +246,5 @@ def test_a_run_is_printed_in_a_line():
     run = gas.training.Run()
     assert str(run) == "Run of 0 epochs"
     run.val_acc[:], run.test_acc[:], run.seconds[:] = [0.5, 0.75], [0.4, 0.7], [1.0, 2.0]
-    line = "Run of 2 epochs of 1.50 s: best validation accuracy 0.7500 in epoch 1 (test 0.7000)"
+    line = "Run of 2 epochs of 1.50 s: best validation accuracy 0.7500 in epoch 2 (test 0.7000)"
     assert str(run) == line

@@ -4,7 +4,16 @@ import torch_geometric.transforms as T
 from conftest import random_graph
 
 import gas
-from gas.training import FullBatch, Run, loss_of, mean_age, run_epochs, split_mask, train_epoch
+from gas.training import (
+    FullBatch,
+    Progress,
+    Run,
+    loss_of,
+    mean_age,
+    run_epochs,
+    split_mask,
+    train_epoch,
+)
 
 
 def make(num_parts=4, **kwargs):
@@ -22,6 +31,9 @@ def test_micro_f1():
     assert gas.training.compute_micro_f1(logits, y) == 0.75
     assert gas.training.compute_micro_f1(logits, y, torch.tensor([True, False, True, False])) == 0.5
     assert gas.training.compute_micro_f1(logits, y, torch.zeros(4, dtype=torch.bool)) == 0
+    unknown = torch.tensor([0, -1, 1, -1])  # They don't count.
+    assert gas.training.compute_micro_f1(logits, unknown) == 0.5
+    assert gas.training.compute_micro_f1(logits, torch.full((4,), -1)) == 0
     labels = torch.tensor([[1, 0], [1, 1], [1, 0], [0, 0]])
     # Predicted: 11 01 10 01; hits 3, predicted 5, actual 4.
     assert gas.training.compute_micro_f1(logits, labels) == pytest.approx(2 * 3 / (5 + 4))
@@ -408,3 +420,20 @@ def test_a_graph_without_labels_leaves_the_model_in_its_mode():
     with pytest.raises(ValueError, match="the graph has no 'y'"):
         train_epoch(model, loader, optimizer)
     assert not model.training
+
+
+def test_the_last_step_of_a_loader_without_a_length_is_counted():
+    data, ptr, model = make()
+    loader = gas.SubgraphLoader(data, ptr[[0, 1, 2, 4]], log=False)
+    progress, steps = Progress(), []
+
+    class Batches:
+        def __iter__(self):
+            return iter(loader)
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train_epoch(
+        model, Batches(), optimizer, micro_batches=2, progress=progress,
+        on_step=lambda: steps.append((progress.batches, progress.steps)),
+    )  # fmt: skip
+    assert steps == [(2, 1), (3, 2)]

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from gas.graph import SHARD, Shard
-from gas.history import Codec, History
+from gas.history import Codec, History, copy_written_rows
 from gas.loader import GRAPH_SIZE, RNG_FINGERPRINT, SubData
 from gas.scalable.base import HistoryModel
 from gas.scalable.distributed import HEADER_BYTES, RANGE_BYTES, Exchange, Group
 
 Weight = str | Callable[[SubData], float] | None
 LABELLED = "train_mask"  # The default weight.
-ROWS = 65536  # Rows that are copied at once.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,9 +252,7 @@ def _move_to_shard(model: HistoryModel, shard: Shard) -> None:
         model.num_nodes = num_nodes
         raise
     for full, mine in zip(old, made, strict=True):
-        known = full.written[shard.nodes].nonzero().view(-1)
-        for rows in known.split(ROWS):
-            mine.push(full.pull(shard.nodes[rows]), rows)
+        copy_written_rows(full, mine, shard.nodes)
     model._factory.discard(old)
     model.histories = made
 
