@@ -1,5 +1,7 @@
 """Loss, metrics, schedulers and callbacks of ``gas.fit``."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -121,7 +123,7 @@ def test_callbacks_learn_of_the_end_if_the_last_inference_fails(made, monkeypatc
     def fail(*_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("gas.training.fit.load_kept_weights", fail)
+    monkeypatch.setattr(sys.modules["gas.training.fit"], "load_kept_weights", fail)
     with pytest.raises(MemoryError, match="no room"):
         fit(made, 1, callbacks=[record])
     assert record.calls[-1] == ("end", 1)

@@ -432,6 +432,7 @@ def test_the_last_step_of_a_loader_without_a_length_is_counted():
             return iter(loader)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(data.x, data.edge_index, fill=True, edge_weight=data.edge_weight)
     train_epoch(
         model, Batches(), optimizer, micro_batches=2, progress=progress,
         on_step=lambda: steps.append((progress.batches, progress.steps)),
