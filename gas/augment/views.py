@@ -256,7 +256,7 @@ def _cut(
     for other, rows in batch:
         if other not in view and other not in ("edge_index", "adj_t", "views"):
             view[other] = rows.index_select(0, entry) if other in edge_keys else rows
-    view[key] = layout_of(batch[key]).keep(batch[key], entry, value, rowptr)
+    view[key] = layout_of(batch[key]).select_edges(batch[key], entry, value, rowptr)
     return view
 
 

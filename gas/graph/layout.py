@@ -70,7 +70,7 @@ class Layout(abc.ABC):
         """Return the tensors of an adjacency."""
         return [part for part in self.parts(adj) if part is not None]
 
-    def keep(
+    def select_edges(
         self, adj: Any, entry: Tensor, value: Tensor | None = None, rowptr: Tensor | None = None
     ) -> Any:
         """Select edges, in the same order.
@@ -144,7 +144,7 @@ class _EdgeIndex(Layout):
     def tensors(self, adj: Any) -> list[Tensor]:
         return [adj]
 
-    def keep(
+    def select_edges(
         self, adj: Any, entry: Tensor, value: Tensor | None = None, rowptr: Tensor | None = None
     ) -> Tensor:
         return adj.index_select(1, entry)
@@ -315,7 +315,7 @@ def drop_edges_and_rows(
     attributes = {key: attribute[entry] for key, attribute in attributes.items()}
     if "edge_weight" in attributes:
         attributes["edge_weight"] = attributes["edge_weight"] * scale
-    return layout.keep(adj, entry, value), attributes
+    return layout.select_edges(adj, entry, value), attributes
 
 
 def _draw_kept_edges(num_edges: int, p: float, device: torch.device) -> Tensor:

@@ -163,11 +163,6 @@ class TransferEngine:
             self.cancel([ticket])
             raise
 
-    def done(self, ticket: int) -> bool:
-        """Return whether a job has ended."""
-        self._restart_after_fork()
-        return self._engine.done(ticket)
-
     def cancel(self, tickets: Sequence[int]) -> None:
         """Cancel jobs, and wait for those that have started."""
         if tickets and not self._closed:

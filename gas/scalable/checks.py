@@ -93,7 +93,7 @@ def check_order(model: Any, n_id: Tensor) -> None:
     """Refuse a batch of a graph whose nodes are in another order than the histories' rows.
 
     Args:
-        model: The model, whose ``_calls.order`` is that of the rows; ``None`` is set.
+        model: The model. ``_calls.order`` is the order of its rows; ``None`` is set.
         n_id: The ids of a batch.
     """
     order, calls = getattr(n_id, NODE_ORDER, None), model._calls

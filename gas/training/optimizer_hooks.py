@@ -37,8 +37,8 @@ class AveragedWeights:
         model: The model.
         optimizer: The optimizer of its parameters.
         steps: Average over about this many steps, and over fewer at the start, so that the first
-            weights are forgotten, in float32 or better. Of one step, the weights are the average,
-            and nothing is kept.
+            weights are forgotten, in float32 or better. With 1 step the weights are their own
+            average, and nothing is stored.
 
     Raises:
         ValueError: If ``optimizer`` isn't one of PyTorch's.

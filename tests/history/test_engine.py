@@ -68,10 +68,10 @@ def test_lanes_do_not_wait_for_each_other(make_native):
     engine, go = make_native(1), threading.Event()
     blocked = engine.submit(0, call(go.wait, 20), by=JobPolicy.WORKERS)
     engine.run(1, call(time.sleep, 0))
-    assert not engine.done(blocked)
+    assert not engine._engine.done(blocked)
     go.set()
     engine.wait(blocked)
-    assert engine.done(blocked)
+    assert engine._engine.done(blocked)
 
 
 def test_errors_reach_who_waits_once(make):
@@ -178,7 +178,7 @@ def test_without_the_extension_jobs_run_when_they_are_submitted(make, monkeypatc
         engine.submit(0, call(lambda: seen.append(threading.get_ident())), by=by)
     assert seen == [threading.get_ident()] * 3
     ticket = engine.submit(0, call(fail, OSError("the disk is full")))
-    assert engine.done(ticket)
+    assert engine._engine.done(ticket)
     engine.cancel([ticket])  # Its error goes with it.
     engine.wait(ticket)
     assert not engine.has_workers

@@ -251,7 +251,7 @@ def test_what_is_made_of_an_adjacency():
     old_row, old_col = adj.coo()
     assert loops.num_entries == int((old_row != old_col).sum()) + 7
     keep = torch.rand(adj.num_entries) < 0.5
-    fewer = layout_of(adj).keep(adj, keep.nonzero().view(-1))
+    fewer = layout_of(adj).select_edges(adj, keep.nonzero().view(-1))
     assert torch.equal(fewer.coo()[0], old_row[keep])
     assert torch.equal(fewer.coo()[1], old_col[keep])
     assert torch.equal(fewer.value, adj.value[keep])
