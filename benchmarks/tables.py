@@ -118,6 +118,7 @@ CASES = {
 }
 LOADERS = {
     "histories": "histories, 1/8 of the graph per step",
+    "1/32 of the graph per step": "histories, 1/32 of the graph per step",
     "with warm-up": "histories, with a warm-up of 40 steps",
     "PyG, GraphSAINT": "GraphSAINT, random walks",
     "PyG, ClusterLoader": "ClusterLoader, the same parts",

@@ -364,7 +364,7 @@ def run_within(
     options: dict[str, Any] = {"initializer": limit_memory, "initargs": (memory,)}
     try:
         return run_apart(run_and_measure, case, get_data, *arguments, **options)
-    except (MemoryError, RuntimeError) as error:  # Also of a process that was killed.
+    except (MemoryError, OSError, RuntimeError) as error:  # Also of a process that was killed.
         if "memory" not in str(error) and "terminated" not in str(error):
             raise
         return {"val": [], "test": [], "error": "out of memory"}
