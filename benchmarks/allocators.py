@@ -39,7 +39,6 @@ ALLOCATORS: dict[str, dict[str, str]] = {
     "glibc": {},
     "glibc, huge pages": {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
     "glibc, keeping all blocks": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
-    "jemalloc": {"LD_PRELOAD": "jemalloc"},
     "jemalloc, keeping all blocks": {
         "LD_PRELOAD": "jemalloc",
         "MALLOC_CONF": "thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1",
