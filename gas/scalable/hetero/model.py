@@ -240,6 +240,11 @@ class HeteroModel(PlannedModel):
         if not isinstance(loader, HeteroLoader):
             graph = copy.copy(graph)  # The loader remembers its batch size in the graph.
             loader = HeteroLoader(graph, batch_size=batch_size, log=False)
+        elif batch_size is not None:
+            raise ValueError(
+                "'batch_size' given with a loader, which has its own: pass the graph, "
+                "model.predict(graph, ...)"
+            )
         if loader.types.num_nodes != self.num_nodes:
             raise ValueError(
                 f"'graph' has {loader.types.num_nodes} nodes, but the histories are for "
