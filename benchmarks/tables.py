@@ -671,8 +671,9 @@ def ranks_simulated() -> str:
 MAKERS: tuple[Callable[[], str], ...] = (
     allocators, within_memory, large, memory_by_size, memory_of_process, ranks_simulated,
     balance, chosen_parts, contenders, dynamic, memory, operators, out_of_core, own_settings,
-    ranks_validation, sparse_features, headline, loaders, loaders_by_seed, from_papers, parts_of_fit, shares, depth,
-    few_labels, grid, baselines, precompute, published, time_to_accuracy, epoch_time, cora,
+    ranks_validation, sparse_features, headline, loaders, loaders_by_seed, from_papers,
+    parts_of_fit, shares, depth, few_labels, grid, baselines, precompute, published,
+    time_to_accuracy, epoch_time, cora,
 )  # fmt: skip
 TABLES = {each.__name__: each for each in MAKERS}
 
