@@ -27,7 +27,7 @@ from gas.native import write_json
 try:
     import resource
 except ImportError:  # Windows: nothing keeps a process from taking more.
-    resource = None  # type: ignore[assignment]
+    resource = None  # type: ignore[assignment]  # mypy takes the name for the module.
 
 RESULT = "result: "  # Before what the first of some processes prints.
 RESULTS = Path(__file__).resolve().parent / "results"

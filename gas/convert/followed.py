@@ -19,7 +19,7 @@ from gas.graph import version
 
 OPTIONS = bool, int, float, str  # Types of options that are followed.
 NOT_OPTIONS = "training", "fuse"  # Modes, which calls of layers set, too.
-# What a call of a module may run, besides the functions that these name.
+# Methods that run first in a call; _find_read follows the methods that they name.
 CALLED = "forward", "message", "message_and_aggregate", "aggregate", "update", "edge_update"
 
 

@@ -66,8 +66,9 @@ def check_tier(store: str | StoreFactory | None, path: str | Path | None) -> Non
 
 def table_device(device: torch.device | str | None) -> torch.device:
     """Return the device of a store on a ``"device"``: the current GPU unless another is given."""
-    is_gpu = device is not None and torch.device(device).type != "cpu"
-    return torch.device(device if is_gpu and device is not None else "cuda")
+    if device is None or torch.device(device).type == "cpu":
+        return torch.device("cuda")
+    return torch.device(device)
 
 
 def make_store(
