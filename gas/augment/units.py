@@ -58,6 +58,14 @@ class Units:
         start = find_starts(rows.rowptr, rows.num_entries)
         self.graph = EgoGraph(rows.rowptr, rows.col, unit, loops.double() + 1, start)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of a tensor counts its versions anew.
+        return {**self.__dict__, "_version": self._version - version(self._edge_index)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._version += version(self._edge_index)
+
     @property
     def device(self) -> torch.device:
         """Return the device of the graph."""
@@ -129,7 +137,7 @@ class GraphState:
     @cached_property
     def scale(self) -> Tensor:
         """Return the factor of kept nodes' features, ``n / kept``, of shape ``[]``."""
-        return self.node_mask.numel() / self.node_mask.sum()
+        return self.node_mask.numel() / self.node_mask.sum().double()
 
     @cached_property
     def drop_fractions(self) -> Tensor:
@@ -164,6 +172,11 @@ def mask_node_features(x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
 
 def check_mask(name: str, mask: Tensor, size: int, what: str, device: torch.device) -> None:
     """Raise ``ValueError`` unless ``mask`` is bool, on ``device``, with an entry for each."""
+    if not isinstance(mask, Tensor):
+        raise ValueError(
+            f"'{name}' is a {type(mask).__name__}, expected a tensor of torch.bool of shape "
+            f"[{size}]: one entry for each of the graph's {what}"
+        )
     shape = list(mask.shape)
     if mask.dtype != torch.bool or shape != [size] or mask.device != device:
         raise ValueError(

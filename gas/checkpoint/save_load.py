@@ -6,13 +6,12 @@ import contextlib
 import threading
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, overload
 
 from torch.nn import Module
 
 from gas.checkpoint.files import (
     MANIFEST,
-    Source,
     checkpoints,
     find_source,
     next_number,
@@ -238,14 +237,13 @@ def peek(folder: str | Path, *names: str) -> dict[str, Any]:
     """
     folder = Path(folder).absolute()
     source = find_source(folder)
-    of_ranks = source is not None and source.world_size
-    paths = [cast(Source, source).path(0)] if of_ranks else checkpoints(folder)
-    if not paths:
+    if source is None:
         raise no_checkpoint_error(folder)
     try:
-        state = read_manifest(paths[-1]).get("state")
+        state = read_manifest(source.path(0)).get("state")
     except CheckpointError as error:
-        raise CheckpointError(f"{error}{_advice(paths)}") from error
+        others = [] if source.world_size else checkpoints(folder)
+        raise CheckpointError(f"{error}{_advice(others)}") from error
     state = state if isinstance(state, dict) else {}
     return {name: from_json(state[name], {}) for name in names if name in state}
 

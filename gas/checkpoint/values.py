@@ -40,9 +40,15 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -
         while name in tensors:  # Keys such as 0 and "0" have the same name.
             name += "'"
         try:
-            tensors[name] = torch.as_tensor(value).detach()
+            tensor = torch.as_tensor(value).detach()
         except TypeError as error:
             raise ValueError(f"{name!r} is an array of {value.dtype}: expected numbers") from error
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            kind = "on the device 'meta'" if tensor.is_meta else f"of layout {tensor.layout}"
+            raise ValueError(
+                f"{name!r} is a tensor {kind}, which a checkpoint can't hold: expected a dense one"
+            )
+        tensors[name] = tensor
         return {"$tensor" if isinstance(value, Tensor) else "$array": name}
 
     def inner(key: Any, value: Any) -> Any:

@@ -112,7 +112,7 @@ class RuleOversampling(gas.augment.Resumable):
                     f"'{name}' and 'held_out' share {both} nodes: what judges examples can't be "
                     "trained on, take it out of one of them"
                 )
-        self.y, self.train_mask, self.held_out, self.pool = y, train_mask, held_out, pool
+        self.y, self.train_mask, self.held_out, self.pool = y.long(), train_mask, held_out, pool
         if not len(rules) or not all(isinstance(rule, Rule) for rule in rules):
             raise ValueError(
                 f"'rules' is {rules!r}, expected a list of gas.contrib.rules.Rule, not empty"

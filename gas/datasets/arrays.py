@@ -149,6 +149,7 @@ def to_targets(y: Tensor) -> Tensor:
         if bool(y.isinf().any()) or bool(y.isnan().all()):
             raise _not_finite_error()
         return y.float()
+    y = y if y.is_floating_point() else y.long()  # An unsigned -1 is the largest number.
     if y.dim() != 1 or bool((y < -1).any()):
         raise ValueError(
             "'y' holds no classes, expected integers from 0 for each node, -1 where unknown; or "
@@ -188,6 +189,9 @@ def are_implausible_classes(distinct: np.ndarray) -> bool:
 
 def bool_mask(mask: Tensor, key: str) -> Tensor:
     """Convert a mask of bools, or of the numbers 0 and 1, to bool."""
+    if not isinstance(mask, Tensor) or mask.dim() == 0:
+        found = "a single value" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+        raise ValueError(f"'{key}' is {found}, expected a tensor of one bool per node")
     if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
         raise ValueError(f"'{key}' holds other values than 0 and 1, expected one bool per node")
     return mask.bool()

@@ -119,7 +119,6 @@ class EdgeStream:
         if role == "edge_type":
             return check_types(map_array(file), file) if is_array else _table_of_types(file)
         array = map_array(file) if is_array else read_numbers(file)
-        tensor_of(array[:0].copy(), str(file))  # Checks the type.
         if array.shape[1:] == (1,):
             array = array[:, 0]
         if array.ndim != 1 and (role == "edge_weight" or array.ndim != 2):
@@ -127,6 +126,7 @@ class EdgeStream:
                 f"{file} has shape {list(array.shape)}, expected a row per edge: [E]"
                 f"{' or [E, D]' * (role == 'edge_attr')}"
             )
+        tensor_of(array[:0].copy(), str(file))  # Checks the type.
         return array
 
     def blocks(self) -> Iterator[EdgeBlock]:

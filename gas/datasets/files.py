@@ -48,6 +48,8 @@ def load_graph(path: str | Path) -> Data:
 def read_archive(path: Path) -> Data:
     """Read a graph from a file as :func:`load_graph` does, but accept NaN targets."""
     content = _read_npz(path) if path.suffix == ".npz" else _read_pt(path)
+    if isinstance(content, dict) and not all(isinstance(key, str) for key in content):
+        raise ValueError(f"{path} holds a dictionary without names: expected x, y and edge_index")
     data = content if isinstance(content, Data) else Data.from_dict(content)
     if isinstance(data.get("edge_index"), Tensor) and data.edge_index.dtype in UNSIGNED:
         data.edge_index = data.edge_index.long()
@@ -60,6 +62,8 @@ def read_archive(path: Path) -> Data:
         raise ValueError(
             f"'x' has shape {list(data.x.shape)}, expected [N, F]: a row for each node"
         )
+    if data.x.is_complex():
+        raise ValueError(f"'x' of {path.name} is {data.x.dtype}, expected real numbers")
     if data.x.layout == torch.strided:
         data.x = Codec("float32").cast(data.x, name=f"'x' of {path.name}")
     else:

@@ -194,6 +194,11 @@ def read_node_table(
 
 def check_columns(columns: Mapping[str, str]) -> None:
     """Refuse unknown roles in ``columns``."""
+    if not isinstance(columns, Mapping):
+        raise ValueError(
+            f"'columns' is a {type(columns).__name__}, expected a dictionary of names by role, "
+            "such as {'source': 'from', 'target': 'to'}"
+        )
     unknown = set(columns) - {*EDGE_COLUMNS, *NODE_COLUMNS, TYPE}
     if unknown:
         raise ValueError(

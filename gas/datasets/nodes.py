@@ -225,6 +225,16 @@ def set_attribute(data: Data, key: str, value: Tensor, file: str) -> None:
 
 def _labels(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
     """Return classes, real numbers or several labels of nodes, and the names of classes, if any."""
+    while True:
+        try:
+            return _labels_of_type(table, name)
+        except ValueError as error:
+            if "conversion error" not in str(error) or not table.widen(name):
+                raise
+
+
+def _labels_of_type(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
+    """Return labels as :func:`_labels` does, of the type that the first rows have."""
     if table.is_numeric(name):
         if table.is_integer(name):
             codes, known = table.integers(name)

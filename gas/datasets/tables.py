@@ -79,7 +79,7 @@ class Table:
         opened = PACKED.get(self.path.suffix, open)
         with opened(self.path, "rt", encoding="utf-8-sig") as file:
             first, self._comments = file.readline(), 0
-            while first.startswith(COMMENTS):
+            while first.startswith(COMMENTS) or first.isspace():
                 first, self._comments = file.readline(), self._comments + 1
             first, second = first.strip("\r\n"), file.readline().strip("\r\n")
         self._delimiter = next((mark for mark in DELIMITERS if mark in first.strip()), ",")
@@ -184,6 +184,18 @@ class Table:
         """Count the rows."""
         name = next(iter(self.types))
         return sum(block.num_rows for block in self.blocks({name: self.id_type(name)}))
+
+    def widen(self, name: str) -> bool:
+        """Read a column of a text file as real numbers, or then as text, whatever it begins with.
+
+        Returns:
+            Whether this is another type than before.
+        """
+        import pyarrow as pa
+
+        before = self.types[name]
+        self.types[name] = pa.float64() if pa.types.is_integer(before) else pa.string()
+        return self.types[name] != before
 
     def id_type(self, name: str) -> pa.DataType:
         """Return the type in which a column of ids or names is read, text for text files."""

@@ -16,8 +16,6 @@ from gas.native import extension as native
 from gas.native.dropout import random_bits
 from gas.native.matrix import native_sparse
 
-DIGIT_BITS = 16  # Bits of a key per round of the twin.
-
 
 def on_host(tensor: Tensor) -> bool:
     """Return whether ``tensor`` can be read without waiting for a device."""
@@ -64,25 +62,15 @@ def subset(
 def _subset_torch(
     size: int, k: Tensor, seed: int, device: torch.device, among: Tensor | None
 ) -> Tensor:
-    """Radix selection: each round finds the digit of the k-th key among those that share the last.
-
-    All sizes are known beforehand, so that the host doesn't wait.
-    """
-    key = random_bits(size, seed, device)
-    drawn = torch.zeros(size, dtype=torch.bool, device=device)
-    active = torch.ones_like(drawn) if among is None else among
-    left = k.long().view(1)
-    most = 2**DIGIT_BITS - 1
-    for shift in range(64 - DIGIT_BITS, -1, -DIGIT_BITS):
-        digit = (key >> shift) & most
-        count = torch.zeros(most + 1, dtype=torch.long, device=device)
-        count.scatter_add_(0, digit, active.long())
-        total = count.cumsum(0)
-        bucket = torch.searchsorted(total, left).clamp_(max=most)
-        drawn |= active & (digit < bucket)
-        left = left - (total - count).gather(0, bucket)
-        active = active & (digit == bucket)
-    return drawn | (active & (left > 0))
+    """Draw by the order of all keys, of equal ones the first; the host doesn't wait."""
+    key = random_bits(size, seed, device) ^ torch.iinfo(torch.int64).min  # Kernels: unsigned.
+    if among is not None:
+        key = torch.where(among, key, torch.iinfo(torch.int64).max)
+    rank = torch.empty_like(key).scatter_(
+        0, key.argsort(stable=True), torch.arange(size, device=device)
+    )
+    drawn = rank < k
+    return drawn if among is None else drawn & among
 
 
 # Entries ------------------------------------------------------------------------------------------

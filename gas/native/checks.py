@@ -83,7 +83,7 @@ def _is_truth_value(value: object) -> bool:
 
 def cache_dir() -> Path:
     """Return the cache folder: ``$GAS_CACHE_DIR``, or ``gas`` in the user's cache."""
-    if "GAS_CACHE_DIR" in os.environ:
+    if os.environ.get("GAS_CACHE_DIR"):
         return Path(os.environ["GAS_CACHE_DIR"])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gas"
 

@@ -7,7 +7,8 @@ import errno
 import json
 import os
 import re
-import tempfile
+import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -71,27 +72,29 @@ def replace_file(path: Path, temporary: str | None = None) -> Iterator[Path]:
     """Replace a file atomically and durably at the end of the context, unless it raises an error.
 
     Args:
-        path: The file, which may exist; its folder is made.
+        path: The file, which may exist, and then keeps its mode; its folder is made.
         temporary: The name of the temporary file in the same folder, which is overwritten.
             (default: a unique name)
 
     Yields:
         The temporary file.
     """
+    path = Path(os.path.realpath(path))  # A symbolic link stays one.
     path.parent.mkdir(parents=True, exist_ok=True)
     if temporary is None:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}", suffix=path.suffix)
-        os.close(handle)
-        os.chmod(name, 0o644)
+        name = path.parent / f".{path.stem}{secrets.token_hex(4)}{path.suffix}"
+        os.close(os.open(name, os.O_CREAT | os.O_EXCL, 0o666))  # Less the umask.
     else:
-        name = str(path.parent / temporary)
+        name = path.parent / temporary
     try:
-        yield Path(name)
+        yield name
         with open(name, "r+b") as stream:
             flush_to_disk(stream)
+        if path.exists():
+            shutil.copymode(path, name)
         os.replace(name, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 

@@ -24,11 +24,12 @@ try:
 except ImportError:  # Windows.
     resource = None  # type: ignore[assignment]
 
-# Limits of control groups, version 2 and 1: the file of the limit and that of what is used.
-CGROUPS = (
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
+# Control groups of version 2 and 1, by their controller in /proc/self/cgroup: the folder, and the
+# files of the limit and of what is used.
+CGROUPS = {
+    "": ("/sys/fs/cgroup", "memory.max", "memory.current"),
+    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
 
 HUGE_BYTES = 4 << 20  # Two huge pages of 2 MiB: smaller blocks gain little.
 
@@ -91,12 +92,7 @@ def free_memory(device: torch.device | None = None) -> int:
     if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = [_bytes_in_proc("/proc/meminfo", "MemAvailable")]
-    for limit, used in CGROUPS:
-        files = Path("/sys/fs/cgroup") / limit, Path("/sys/fs/cgroup") / used
-        if all(file.exists() for file in files):
-            most, now = (file.read_text().strip() for file in files)
-            if most != "max":
-                free.append(int(most) - int(now) + _reclaimable(files[0].parent))
+    free += _free_in_groups()
     if resource is not None:
         for kind, counted in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
             allowed = resource.getrlimit(kind)[0]
@@ -195,6 +191,22 @@ def _bytes_in_proc(file: str, field: str) -> int | None:
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
     return None
+
+
+def _free_in_groups(own: str = "/proc/self/cgroup") -> Iterator[int]:
+    """Return the free bytes of this process's control groups and those above, if limited."""
+    with contextlib.suppress(OSError):  # The system has no such groups.
+        for line in Path(own).read_text().splitlines():
+            controllers, _, group = line.partition(":")[2].partition(":")
+            for controller in CGROUPS.keys() & {*controllers.split(",")}:
+                root, limit, used = CGROUPS[controller]
+                folder = Path(root + group)  # Doesn't exist if the group is named as by the host.
+                for each in (folder, *folder.parents):
+                    if not each.is_relative_to(root) or not (each / used).exists():
+                        continue
+                    most, now = ((each / name).read_text().strip() for name in (limit, used))
+                    if most != "max":
+                        yield int(most) - int(now) + _reclaimable(each)
 
 
 def _reclaimable(group: Path) -> int:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -50,6 +51,28 @@ def test_views():
     assert str(make_chain(path(), undirected=True)) == "MHAug(num_nodes=4, num_pairs=3)"
     # Plain PyG training, normalised by the degrees of the view.
     GCN(5, 8, 2, 3)(out.x, out.edge_index).sum().backward()
+
+
+def test_a_copy_knows_its_graph():
+    data = random_graph()
+    data.edge_index.add_(0)
+    drop = DropEdge(data, 0.3)
+    for twin in (copy.deepcopy(drop), pickle.loads(pickle.dumps(drop))):
+        assert twin(data).num_edges < data.num_edges
+        twin.units._edge_index.add_(0)
+        with pytest.raises(ValueError, match="'edge_index' was changed in place"):
+            twin(data)
+    data.edge_index.add_(0)
+    with pytest.raises(ValueError, match="'edge_index' was changed in place"):
+        copy.deepcopy(drop)(data)
+
+
+def test_features_in_double_precision_are_scaled_so():
+    data = random_graph()
+    data.x = data.x.double()
+    chain = make_chain(data, num_steps=20)
+    kept = chain(data).x[chain.node_mask] / data.x[chain.node_mask]
+    assert torch.allclose(kept, kept.new_tensor(60 / int(chain.node_mask.sum())), rtol=1e-14)
 
 
 def test_a_view_masks_nan_features_too():

@@ -286,6 +286,9 @@ def test_values_come_back_as_they_were(tmp_path):
     for key in ("bits", "half", "empty", "scalar"):
         assert torch.equal(found[key], values[key])
         assert found[key].dtype == values[key].dtype
+    assert gas.checkpoint.peek(tmp_path / "checkpoint_000001", "dollar") == {
+        "dollar": found["dollar"]
+    }
     assert "scheduler" in gas.load(tmp_path, model)  # As it was saved, without an object for it.
 
 

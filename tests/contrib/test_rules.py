@@ -289,6 +289,7 @@ def rules_with(**changes):
         ({"rules": [Rule(mask_of([1, 5]), "first")]}, "'rules.0..label' is 'first'"),
         ({"rules": [Rule(mask_of([1, 5]), 1.0)]}, "'rules.0..label' is 1.0"),
         ({"rules": [Rule(torch.ones(N), 1)]}, "'rules.0..covers' is torch.float32"),
+        ({"rules": [Rule([True] * N, 1)]}, "'rules.0..covers' is a list, expected a tensor of"),
         ({"y": graph().y.float()}, "'y' is torch.float32"),
         ({"y": graph().y[:, None]}, r"'y' is torch.int64 of shape \[12, 1\]"),
         ({"y": graph().y[:8]}, r"'y' is torch.int64 of shape \[8\]"),
@@ -306,6 +307,12 @@ def test_arguments_that_cannot_be_used(changes, message):
     rules_with()
     with pytest.raises(ValueError, match=message):
         rules_with(**changes)
+
+
+def test_labels_of_any_integer_type():
+    nodes = torch.arange(N)
+    want = rules_with().examples(nodes)
+    assert same(rules_with(y=graph().y.to(torch.uint8), num_classes=C).examples(nodes), want)
 
 
 @pytest.mark.parametrize("shape", [(N,), (N - 1, C), (N + 1, C), (N, C - 1), (N, C + 1)])

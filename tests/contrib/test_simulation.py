@@ -407,6 +407,11 @@ def test_machines_that_cannot_be(name, value):
         dataclasses.replace(MACHINE, **{name: value})
 
 
+def test_a_machine_in_json():
+    machine = dataclasses.replace(MACHINE, widths=(8, 8))
+    assert Machine(**json.loads(json.dumps(dataclasses.asdict(machine)))) == machine
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [

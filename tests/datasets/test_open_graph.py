@@ -174,6 +174,31 @@ def test_labels(tmp_path):
         assert data.x.tolist() == [[1], [1], [1]]
 
 
+@pytest.mark.parametrize(
+    ("early", "late", "y", "classes"),
+    [
+        ("", "b,a", [-1, 1, 0], ["a", "b"]),
+        ("3", "b,3", [0, 1, 0], ["3", "b"]),
+        ("3", "0.5,", [3, 0.5], None),
+        ("0.5", "b,a", [0, 2, 1], ["0.5", "a", "b"]),
+    ],
+)
+def test_labels_whose_type_shows_late(tmp_path, early, late, y, classes):
+    """The type of a column is that of its first megabyte."""
+    late = [label for label in late.split(",") if label]
+    size = 1 << 17
+    rows = [f"{i},{label}\n" for i, label in enumerate([early] * size + late)]
+    folder(tmp_path, nodes__csv="id,label\n" + "".join(rows), edges__csv="source,target\n0,1\n")
+    data = opened(tmp_path)
+    assert data.y[[0, *range(size, size + len(late))]].tolist() == y
+    assert data.get("classes") == classes
+
+
+def test_labels_of_unsigned_type(tmp_path):
+    folder(tmp_path, x__npy=np.ones((2, 1)), y__npy=np.array([1, 0], dtype=np.uint8))
+    assert opened(folder(tmp_path, edges__csv="0,1\n1,0\n")).y.tolist() == [1, 0]
+
+
 def test_lists_are_features_and_labels(tmp_path):
     import pyarrow as pa
     from pyarrow import parquet
@@ -320,6 +345,8 @@ def test_comments_at_the_beginning(tmp_path):
     data = opened(file)
     assert data.node_id.tolist() == [0, 5, 7]
     assert data.edge_index.tolist() == [[0, 1], [1, 2]]
+    file.write_text("\n# Directed graph\n \n0;5\n5;7\n")
+    assert opened(file).node_id.tolist() == [0, 5, 7]
 
 
 def test_decimal_commas(tmp_path):

@@ -73,10 +73,28 @@ def test_without_locks_disks_are_refused(monkeypatch, tmp_path):
 
 def test_memory_that_nobody_tells(monkeypatch):
     monkeypatch.setattr(memory, "_bytes_in_proc", lambda file, field: None)
-    monkeypatch.setattr(memory, "CGROUPS", ())
+    monkeypatch.setattr(memory, "CGROUPS", {})
     monkeypatch.setattr(memory, "resource", None)
     assert memory.free_memory() == 2**63
     check_fits(10**12)
+
+
+@pytest.mark.parametrize("controllers", ["4:cpu,memory", "0:"])
+def test_the_memory_of_control_groups(tmp_path, monkeypatch, controllers):
+    """The own group may take 500 bytes more, and the one above 300 and its page cache of 50."""
+    monkeypatch.setattr(memory, "CGROUPS", dict.fromkeys(["memory", ""], (f"{tmp_path}", "a", "b")))
+    own = tmp_path / "job" / "step"
+    own.mkdir(parents=True)
+    for folder, limit, used in ((own, "700", "200"), (own.parent, "1300", "1000")):
+        (folder / "a").write_text(limit + "\n")
+        (folder / "b").write_text(used + "\n")
+    (own.parent / "memory.stat").write_text("active_file 20\ninactive_file 30\n")
+    (tmp_path / "a").write_text("max")
+    (tmp_path / "b").write_text("2000")
+    groups = tmp_path / "cgroup"
+    groups.write_text(f"5:pids:/\n{controllers}:/job/step\n")
+    assert list(memory._free_in_groups(str(groups))) == [500, 350]
+    assert list(memory._free_in_groups(f"{tmp_path}/missing")) == []
 
 
 def test_reports(monkeypatch):

@@ -12,7 +12,26 @@ def test_write_json_is_whole_or_nothing(tmp_path):
     with pytest.raises(TypeError):
         write_json(file, {"a": object()})
     assert file.read_text() == '{\n  "a": 1\n}\n'
-    assert file.stat().st_mode & 0o777 == 0o644  # Others may read it.
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_modes_are_the_users(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_json(tmp_path / "a", {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+    (tmp_path / "a").chmod(0o604)
+    write_json(tmp_path / "a", {})
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o604
+
+
+def test_a_symbolic_link_stays_one(tmp_path):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    write_json(tmp_path / "a", [1])
+    assert (tmp_path / "a").is_symlink()
+    assert parse_json((tmp_path / "b").read_bytes()) == [1]
 
 
 def test_lists_of_whole_numbers_take_one_line(tmp_path):

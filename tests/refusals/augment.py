@@ -177,6 +177,7 @@ CASES = {
     "Views, a transform that draws weights": lambda t: views(Shuffled(drawn)),
     "RuleOversampling, no rules": lambda t: rules(rules=[]),
     "RuleOversampling, a pair in place of a rule": lambda t: rules(rules=[(0, 1)]),
+    "RuleOversampling, a list for a mask": lambda t: rules(train_mask=[0, 2]),
     "RuleOversampling, a rule that covers something else": lambda t: rules(
         rules=[Rule(lambda data: data.x[:, 0], 1)]
     ),

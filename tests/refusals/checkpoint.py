@@ -223,6 +223,8 @@ CASES = {
     "save, a list in itself": lambda t: saved(t, thing=itself()),
     "save, an array of text": lambda t: saved(t, names=np.array(["a", "b"])),
     "save, complex numbers": lambda t: saved(t, spectrum=torch.ones(2, dtype=torch.complex64)),
+    "save, a sparse tensor": lambda t: saved(t, graph=torch.eye(2).to_sparse_csr()),
+    "save, a tensor on no device": lambda t: saved(t, weight=torch.ones(2, device="meta")),
     "save, text in a state_dict": lambda t: saved(t, with_text()),
     "save, a full disk": full_disk,
     "load, an empty folder": lambda t: load(t.path),

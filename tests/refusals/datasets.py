@@ -460,6 +460,19 @@ CASES = {
         t, **{**MASKS, "train_mask": np.ones((2, 2)), "val_mask": np.ones((2, 3))}
     ),
     "npz, a list with a node too many": lambda t: npz(t, train_idx=np.array([0, 7])),
+    "npz, one mask for all": lambda t: npz(t, train_mask=np.array(True)),
+    "open_graph, one weight for all": lambda t: opening(t, edge_weight__npy=np.array(1.0)),
+    "open_graph, one mask for all": lambda t: opening(
+        t, x__npy=np.ones((2, 2)), train_mask__npy=np.array(True)
+    ),
+    "open_graph, a list of columns": lambda t: opening(t, options={"columns": ["source"]}),
+    "pt, a dictionary by number": lambda t: pt(t, {0: torch.ones(2, 3)}),
+    "pt, a list for a mask": lambda t: pt(
+        t, Data(torch.ones(2, 3), torch.eye(2).long(), y=torch.arange(2), train_mask=[True, False])
+    ),
+    "pt, complex features": lambda t: pt(
+        t, {"x": torch.ones(2, 3) * 1j, "y": torch.arange(2), "edge_index": torch.eye(2).long()}
+    ),
     "npz, letters": lambda t: damaged(t, "g.npz"),
     "npz, empty": lambda t: damaged(t, "g.npz", b""),
     "npz, cut off": cut_off,

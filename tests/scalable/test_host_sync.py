@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 import torch_geometric.nn as pyg
+import torch_geometric.typing
 from conftest import no_sync, random_graph
 from pretended_device import DEVICE, Pretended
 from torch_geometric.transforms import GCNNorm
@@ -24,6 +25,13 @@ from gas.training import loss_of, train_epoch
 
 # The function itself: the pretended device runs operators, such as this one, on the host.
 transpose = matrix.transpose._kernel
+
+
+@pytest.fixture(autouse=True)
+def _without_torch_scatter(monkeypatch):
+    """Have PyG use PyTorch's operators: those of torch-scatter can't be pretended."""
+    monkeypatch.setattr(torch_geometric.typing, "WITH_TORCH_SCATTER", False)
+
 
 NODES, PTR = 200, torch.arange(0, 201, 20)
 PNA = {"aggregators": ["mean", "max"], "scalers": ["identity", "attenuation"]}

@@ -105,8 +105,10 @@ class Machine:
                 )
         if not 0 <= self.backward_share <= 1:
             raise ValueError(f"'backward_share' is {self.backward_share}, expected it in [0, 1]")
-        if self.ranks_per_host < 1:
-            raise ValueError(f"'ranks_per_host' is {self.ranks_per_host}, expected at least 1")
+        check_integer("ranks_per_host", self.ranks_per_host, 1)
+        for name in ("widths", "measured_fields"):
+            if getattr(self, name) is not None:  # JSON has lists.
+                object.__setattr__(self, name, tuple(getattr(self, name)))
 
     @staticmethod
     def measured(*args: Any, **kwargs: Any) -> Machine:
