@@ -5,7 +5,7 @@ Modules are named as they are there. What differs from ``gas`` itself, because s
 * :func:`get_data` yields graphs with ``adj_t``, a ``torch_sparse.SparseTensor``.
 * ``model(x, adj_t)`` on the whole graph writes the histories; see :class:`ScalableGNN`.
 * :func:`metis` calls its first argument ``adj_t``.
-* :func:`dropout` drops weights, where there are any, and keeps their edges.
+* :func:`dropout` of a ``SparseTensor`` with values sets dropped ones to zero, and keeps the edges.
 
 Everything else is that of ``gas``; see ``docs/migration.md``.
 """

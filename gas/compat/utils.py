@@ -17,8 +17,9 @@ __all__ = ["compute_micro_f1", "dropout", "gen_masks", "index2mask"]
 def dropout(adj_t: Any, p: float, training: bool = True) -> Any:
     """Drop each edge with probability ``p``.
 
-    Weights become zero, the others are scaled by ``1 / (1 - p)``, and their edges stay: they count
-    in a mean. Edges without weights are taken out, as :func:`gas.drop_edges` does it.
+    Of a ``SparseTensor`` with values, those of dropped edges become zero, the others are scaled by
+    ``1 / (1 - p)``, and all edges stay: they count in a mean. In other layouts, and without values,
+    dropped edges are taken out, as :func:`gas.drop_edges` does it.
 
     Args:
         adj_t: The adjacency.

@@ -157,7 +157,7 @@ def test_a_power_law_is_found_again():
     assert far.edges_balance == pytest.approx(64**0.1)
     assert (far.pairs, far.ranges, far.num_parts) == (64 * 63, 64 * 63, 64)
     assert far.is_extrapolated
-    assert str(far).endswith("extrapolated: no graph was cut so")
+    assert str(far).endswith("extrapolated: no graph was partitioned this way")
     sizes = [*counted, power_law(4, 400_000)]
     larger = counted[0].extrapolate(nodes=1_000_000, ranks=32, others=sizes)
     assert larger.replicas == pytest.approx(power_law(32, 1_000_000).replicas, rel=1e-3)

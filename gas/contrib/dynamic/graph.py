@@ -251,7 +251,7 @@ class DynamicGraph:
         rows = updater.update(loader, self._part_size, fill_all)
         return self.graph[PERM][rows].sort().values
 
-    refresh = renamed("GrowingGraph.refresh", "update_histories")
+    refresh = renamed("DynamicGraph.refresh", "update_histories")
 
     @property
     def stale(self) -> Tensor:

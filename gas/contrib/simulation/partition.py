@@ -181,7 +181,7 @@ class PartitionStatistics:
             ("parts", f"{self.num_parts:,}, with {self.halo_per_node:.2f} halo nodes per node"),
         ]
         lines = [f"{name:<28}{value}" for name, value in rows]
-        told = ["extrapolated: no graph was cut so"] * self.is_extrapolated
+        told = ["extrapolated: no graph was partitioned this way"] * self.is_extrapolated
         return "\n".join([*lines, *told])
 
 

@@ -148,10 +148,10 @@ class Simulation:
         error = self.machine.fit_error
         told = ["Predicted, not measured."]
         if self.statistics.is_extrapolated:
-            told.append("The partition is extrapolated: no graph was cut so.")
+            told.append("The partition is extrapolated: no graph was partitioned this way.")
         told.append(f"Measured: {', '.join(measured) or 'nothing'}; the rest is given.")
         if error is not None:
-            told.append(f"Batches that were measured took up to {100 * error:.0f} % else.")
+            told.append(f"The fit is off by up to {100 * error:.0f} % on the measured batches.")
         if (
             not any(name.startswith("bytes_per") for name in measured)
             and "batch" not in self.memory
