@@ -12,7 +12,7 @@ from torch_geometric.data.storage import NodeStorage
 
 from gas.datasets.edges import with_reverse
 from gas.datasets.masks import MASKS
-from gas.graph import select_rows
+from gas.graph import known_target_mask, select_rows
 from gas.history import is_encoded
 from gas.native import is_sparse
 
@@ -93,7 +93,7 @@ def _has_labels(store: NodeStorage) -> bool:
     if y.dim() > 1:
         masks = [store[key] for key in MASKS if key in store]
         return not masks or any(bool(mask.any()) for mask in masks)
-    return not bool((y.isnan() if y.is_floating_point() else y < 0).all())
+    return bool(known_target_mask(y).any())
 
 
 def _add_reverses(data: HeteroData) -> None:

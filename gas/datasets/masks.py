@@ -7,7 +7,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
-from gas.graph import check_ids, is_node_list
+from gas.graph import check_ids, is_node_list, known_target_mask
 
 NUM_SPLITS = 20  # The number of random splits of a graph without one, up to
 MOST_SPLIT_NODES = 100_000  # so many nodes; larger graphs get one.
@@ -76,8 +76,7 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
         _check_disjoint(data)
         _check_labelled(data)
         return data
-    known = ~data.y.isnan() if data.y.is_floating_point() else data.y >= 0
-    known = known.view(data.num_nodes, -1).all(dim=1)
+    known = known_target_mask(data.y).view(data.num_nodes, -1).all(dim=1)
     labelled = torch.arange(data.num_nodes)[known.cpu()]  # Other nodes are in no mask.
     if num_splits is None:
         num_splits = NUM_SPLITS if data.num_nodes <= MOST_SPLIT_NODES else 1
@@ -149,10 +148,9 @@ def _check_labelled(data: Data) -> None:
     """Refuse masks with unlabelled nodes."""
     if data.y.dim() > 1:
         return
-    is_real = data.y.is_floating_point()
-    unknown = data.y.isnan() if is_real else data.y < 0
+    known, is_real = known_target_mask(data.y), data.y.is_floating_point()
     for key in MASKS:
         mask = data[key] if data[key].dim() == 1 else data[key].any(dim=1)
-        if bool((mask & unknown).any()):
+        if bool((mask & ~known).any()):
             what = "target is unknown (NaN)" if is_real else "class is unknown (negative)"
             raise ValueError(f"'{key}' holds nodes whose {what}: leave them out of it")

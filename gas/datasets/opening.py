@@ -21,6 +21,7 @@ from gas.graph import (
     check_edge_rows,
     check_finite,
     is_graph_folder,
+    known_target_mask,
     open_folder,
     read_graph,
     shard_of,
@@ -248,11 +249,10 @@ def _summary(path: Path, data: Data) -> list[str]:
             sparse = f" (sparse, {100 * share:.2g} % stored)"
         found.append(f"{data.x.size(1)} features{sparse}")
     if "y" in data and data.y.dim() == 1:
-        is_real = data.y.is_floating_point()
-        if not is_real:
+        if not data.y.is_floating_point():
             count = len(data.get("classes") or range(int(data.y.max()) + 1))
             found.append(f"{count} class{'es' * (count != 1)}")
-        unknown = int((data.y.isnan() if is_real else data.y < 0).sum())
+        unknown = int((~known_target_mask(data.y)).sum())
         found += [f"{unknown:,} nodes without a label"] * (unknown > 0)
     lines = [f"{path}: {', '.join(found)}"]
     if "train_mask" in data:

@@ -15,6 +15,7 @@ from gas.graph.attributes import (
     is_row_per_node,
     is_sized_per_node,
     keys_by_row,
+    known_target_mask,
     remove_edges,
 )
 from gas.graph.cluster import cluster, to_original_order
@@ -178,6 +179,7 @@ __all__ = [
     "is_row_per_node",
     "are_linked",
     "keys_by_row",
+    "known_target_mask",
     "layout_of",
     "local_graph",
     "get_mapped_rows",

@@ -136,3 +136,8 @@ def copy_graph(data: Data, shared: Collection[str] = ()) -> Data:
         value = clone_unless_learnable(value)
     new["adj_t"] = layout.with_value(adj_t, value)
     return out
+
+
+def known_target_mask(y: Tensor) -> Tensor:
+    """Return a mask of the known targets, of the shape of ``y``: not NaN, nor a negative class."""
+    return ~y.isnan() if y.is_floating_point() else y >= 0

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gas.graph import known_target_mask
+
 METRICS = ("accuracy", "micro_f1", "roc_auc", "r2")
 Metric = str | Callable[[Tensor, Tensor], Any]
 
@@ -22,11 +24,6 @@ def is_real(y: Tensor) -> bool:
 def holds_labels(y: Tensor) -> bool:
     """Return whether targets of shape ``[N, C]`` are labels: integers, or 0, 1 and NaN."""
     return not y.is_floating_point() or bool(((y == 0) | (y == 1) | y.isnan()).all())
-
-
-def known_target_mask(y: Tensor) -> Tensor:
-    """Return a mask of the known targets, of the shape of ``y``: not NaN, nor a negative class."""
-    return ~y.isnan() if y.is_floating_point() else y >= 0
 
 
 def check_known_targets(y: Tensor, train_mask: Tensor) -> None:
