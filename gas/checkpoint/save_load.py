@@ -192,8 +192,9 @@ def load(
         model: Its weights and histories are restored. A plain module gets the weights of the model
             that :func:`gas.to_scalable` has made of it, and vice versa. (default: none)
         optimizer: The optimizer of ``model``, of the same class as before. (default: none)
-        loader: Of the same graph, cut in the same way, or, by many ranks, otherwise. These need it
-            for histories, unless :func:`gas.distribute` was given the graph. (default: none)
+        loader: A loader of the same graph and the same parts; for many ranks, the parts may differ,
+            and histories need it, unless :func:`gas.distribute` was given the graph.
+            (default: none)
         histories: Load the histories. (default: ``True``)
         random_state: Set the random numbers of Python, NumPy and PyTorch. (default: ``True``)
         **objects: What was saved by ``state_dict()``, under the same names.

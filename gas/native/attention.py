@@ -82,9 +82,9 @@ def attention(
         x: Features of the sources, of shape ``[cols, heads, width]``.
         source: Scores of the sources, of shape ``[cols, heads]``, float32 for bfloat16.
         target: Scores of the destinations, of shape ``[rows, heads]``, likewise.
-        slope: Of the leaky ReLU below zero, at least 0.
+        slope: The slope of the leaky ReLU below zero, at least 0.
         p: The probability of dropping an attention weight.
-        seed: Of dropout's generator, in ``[0, 2^63)``.
+        seed: The seed of dropout's generator, in ``[0, 2^63)``.
         keep_state: Whether a backward pass will follow.
 
     Returns:
@@ -210,9 +210,9 @@ def attention_v2(
         source: Features of the sources, of shape ``[cols, heads, width]``.
         target: Features of the destinations, of shape ``[rows, heads, width]``.
         att: Of shape ``[heads, width]``, float32 for bfloat16.
-        slope: Of the leaky ReLU below zero.
+        slope: The slope of the leaky ReLU below zero.
         p: The probability of dropping an attention weight.
-        seed: Of dropout's generator, in ``[0, 2^63)``.
+        seed: The seed of dropout's generator, in ``[0, 2^63)``.
 
     Returns:
         The output of shape ``[rows, heads, width]``, then what :func:`attention_v2_backward` needs.

@@ -40,7 +40,7 @@ def subset(
     Args:
         size: The number of elements.
         k: How many to draw, of shape ``[]``, a whole number of any dtype, on ``device``.
-        seed: Of the generator, in ``[0, 2^63)``.
+        seed: The seed of the generator, in ``[0, 2^63)``.
         device: Where to put the result.
         among: Which elements may be drawn, of shape ``[size]``, bool. (default: all)
         count: How many those are, of shape ``[]``; at least ``k``. (default: ``size``)

@@ -20,7 +20,7 @@ def dropout(x: Tensor, p: float, seed: int) -> Tensor:
     Args:
         x: A float32 or float64 tensor of any shape, on the CPU.
         p: The probability of dropping an element, in ``[0, 1)``.
-        seed: Of the generator, in ``[0, 2^63)``.
+        seed: The seed of the generator, in ``[0, 2^63)``.
     """
     threshold, scale = round(p * 2**32), 1.0 / (1.0 - p)
     x = x.resolve_neg().contiguous()
@@ -65,7 +65,7 @@ def norm_relu_dropout(
         scale: The same.
         shift: The same.
         p: The probability of dropping an element, in ``[0, 1)``.
-        seed: Of the generator, in ``[0, 2^63)``.
+        seed: The seed of the generator, in ``[0, 2^63)``.
     """
     if not native.on_cpu(x):
         return relu_dropout((x - mean) * scale + shift, p, seed)

@@ -25,8 +25,8 @@ def coo_to_csr(
         row: Row of each edge, of shape ``[E]``, int64, in ``[0, num_rows)``.
         col: Column of each edge, of shape ``[E]``, int64.
         num_rows: The number of rows.
-        dtype: Of the sorted ``col`` and of ``perm``: int64, or int32 where columns and positions
-            are below 2^31. (default: ``torch.int64``)
+        dtype: The type of the sorted ``col`` and ``perm``: int64, or int32 where columns and
+            positions are below 2^31. (default: ``torch.int64``)
 
     Returns:
         ``rowptr`` of shape ``[num_rows + 1]``, int64, the sorted ``col`` of shape ``[E]``, and
@@ -72,9 +72,10 @@ def symmetrize_edges(
         src: One end of each edge, of shape ``[E]``, int64, in ``[0, num_nodes)``.
         dst: The other end, likewise.
         num_nodes: The number of nodes.
-        weight: Of each edge, of shape ``[E]``, int32, not negative. Those of duplicates and of both
-            directions add up; edges of weight 0 are left out. (default: none)
-        dtype: Of ``col``: int64 or int32. (default: ``torch.int64``)
+        weight: The weight of each edge, of shape ``[E]``, int32, not negative. Weights of
+            duplicates and of both directions add up; edges of weight 0 are left out.
+            (default: none)
+        dtype: The type of ``col``: int64 or int32. (default: ``torch.int64``)
 
     Returns:
         ``rowptr`` of shape ``[num_nodes + 1]``, ``col`` of shape ``[entries]``, sorted in each row,
@@ -196,7 +197,7 @@ class Relabeler:
 
         Args:
             nodes: The nodes, of shape ``[B]``, int64, each listed once.
-            dtype: Of ``rowptr`` and ``col``: int64, or int32 for fewer than 2^31 edges.
+            dtype: The type of ``rowptr`` and ``col``: int64, or int32 for fewer than 2^31 edges.
                 (default: ``torch.int64``)
         """
         check_index("nodes", nodes)

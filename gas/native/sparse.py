@@ -48,7 +48,7 @@ def multiply(
             the order of the table)
         mean: Divide by the number of entries.
         transposed: Multiply by the transpose.
-        num_rows: Of a product by the transpose, how many rows to compute. (``None``: all)
+        num_rows: How many rows of a product by the transpose to compute. (``None``: all)
     """
     m = matrix if isinstance(matrix, Matrix) else Matrix(*matrix)
     x = x.contiguous()

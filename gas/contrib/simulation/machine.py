@@ -47,7 +47,7 @@ class Machine:
             (default: ``0.0``)
         copy_bandwidth: Bytes per second that a core gathers into messages, sends, receives and
             scatters from them. (default: ``5000000000.0``; an assumption)
-        seconds_per_exchange: Of a core, for a step with other ranks, whatever it sends.
+        seconds_per_exchange: Processor seconds of a step with other ranks, whatever it sends.
             (default: ``0.0``)
         ranks_per_host: Ranks that share a host's link. (default: ``1``)
         local_bandwidth: Bytes per second between ranks of a host. (default: ``copy_bandwidth``)

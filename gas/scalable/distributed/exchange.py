@@ -198,7 +198,7 @@ class Exchange:
         """Send all own rows of one layer that others hold, and receive theirs.
 
         Args:
-            history: Of the layer.
+            history: The history of the layer.
             number: The layer.
 
         Raises:
