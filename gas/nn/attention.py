@@ -62,7 +62,7 @@ def gat_attention(
                 f"'{name}' has shape {list(scores.shape)}, expected [{rows}, {heads}]: a score for "
                 "each node and head"
             )
-    if negative_slope < 0:
+    if not negative_slope >= 0:
         raise ValueError(f"'negative_slope' is {negative_slope}, expected at least 0")
     check_dropout(dropout)
     kind = message_dtype(x, source, target)
@@ -174,10 +174,12 @@ class _AttentionConv(FusedConv):
     res: Any
     bias: Any
 
-    def _reason_pyg(self, adj: Any, edge_attr: Any, return_attention_weights: Any) -> str:
+    def _reason_pyg(self, x: Any, adj: Any, edge_attr: Any, return_attention_weights: Any) -> str:
         """Return the reason why attention can't be fused; "" if it can."""
         if not isinstance(adj, Adjacency):
             return f"the adjacency is a {type(adj).__name__}"
+        if isinstance(x, tuple) and x[1] is None:
+            return "no destination features"
         if self.edge_dim is not None or edge_attr is not None:
             return "edge features"
         if return_attention_weights is not None:
@@ -186,7 +188,7 @@ class _AttentionConv(FusedConv):
             return "'dropout' is 1"
         if self._reduce != "sum":
             return f"aggr={self.aggr!r} is not sum"
-        return self._reason_not_fused({})
+        return self._reason_not_fused(adj)
 
     def _combine_heads(self, out: Tensor, own: Any) -> Tensor:
         """Return the layer's output from that of each head, of shape ``[rows, heads, width]``."""
@@ -208,10 +210,12 @@ class GATConv(_AttentionConv, pyg.GATConv):
         return_attention_weights: bool | None = None,
     ) -> Any:
         """See PyG."""
-        reason = self._reason_pyg(edge_index, edge_attr, return_attention_weights)
+        reason = self._reason_pyg(x, edge_index, edge_attr, return_attention_weights)
         if not reason and self.negative_slope < 0:
             reason = "'negative_slope' is below zero"
         if reason:
+            if size is None and isinstance(edge_index, Adjacency):
+                size = edge_index.shape[::-1]
             rest = edge_attr, size, return_attention_weights
             return self._run_pyg(reason, x, edge_index, *rest)
         self.path = "fused"
@@ -244,7 +248,7 @@ class GATv2Conv(_AttentionConv, pyg.GATv2Conv):
         return_attention_weights: bool | None = None,
     ) -> Any:
         """See PyG."""
-        reason = self._reason_pyg(edge_index, edge_attr, return_attention_weights)
+        reason = self._reason_pyg(x, edge_index, edge_attr, return_attention_weights)
         if reason:
             return self._run_pyg(reason, x, edge_index, edge_attr, return_attention_weights)
         self.path = "fused"

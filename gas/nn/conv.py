@@ -20,6 +20,13 @@ from gas.native import is_sparse
 from gas.nn.sparse_features import accept_sparse_features
 from gas.nn.spmm import REDUCES
 
+# The hooks of PyG's message passing, in the dictionaries of a layer.
+MESSAGE_HOOKS = tuple(
+    f"_{method}_forward{kind}_hooks"
+    for method in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for kind in ("_pre", "")
+)
+
 
 def pyg_class(cls: type) -> type:
     """Return the class of PyG that a class here extends."""
@@ -106,46 +113,85 @@ class FusedConv:
             self.path = f"pyg: the adjacency is a {type(edge_index).__name__}"
             kwargs = to_tensors(kwargs)
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
-        reason = self._reason_not_fused(kwargs)
+        adj = add_weight(edge_index, kwargs.get("edge_weight"))
+        reason = self._reason_not_fused(adj)
         if reason:
             self.path = f"pyg: {reason}"
-            adj, kwargs = edge_index.to_torch_sparse(), to_tensors(kwargs)
-            return super().propagate(adj, size=size, **kwargs)  # type: ignore[misc]
+            edges, kwargs = self._pyg_inputs(adj, to_tensors(kwargs))
+            return super().propagate(edges, **kwargs)  # type: ignore[misc]
         if self.path != "fused":  # Setting an attribute of a module is slow.
             self.path = "fused"
-        return self._propagate(edge_index, **kwargs)
+        return self._propagate(adj, **kwargs)
+
+    def _pyg_inputs(self, adj: Adjacency, kwargs: Any) -> tuple[Tensor, Any]:
+        """Return the edges and the further arguments of PyG's ``propagate``.
+
+        The edges are a matrix, which PyG multiplies, unless a message for each is needed: for
+        hooks, or for extremes, which PyG doesn't compute of a matrix on a GPU.
+        """
+        has_hooks = any(getattr(self, name) for name in MESSAGE_HOOKS if "_and_" not in name)
+        if self.flow != "source_to_target" or not (has_hooks or self._reduce in ("max", "min")):
+            return adj.to_torch_sparse(), kwargs
+        edges, weight = adj.to_edge_index()
+        if "edge_weight" in kwargs:
+            kwargs = {**kwargs, "edge_weight": weight}
+        return edges, {**kwargs, "size": (adj.size(1), adj.size(0))}
 
     def _propagate(self, adj: Adjacency, x: Any, **_: Any) -> Tensor:
         """Aggregate over ``adj``."""
         raise NotImplementedError
 
     def _run_pyg(self, reason: str, x: Any, edges: Any, *args: Any) -> Any:
-        """Run PyG's ``forward`` for a reason, on an ``edge_index`` in place of an adjacency."""
+        """Run PyG's ``forward`` for a reason, on an ``edge_index`` in place of an adjacency.
+
+        Values of the adjacency are left out.
+        """
         if isinstance(edges, Adjacency):
             edges, _ = edges.to_edge_index()
         out = super().forward(to_tensors(x), edges, *args)  # type: ignore[misc]
         self.path = f"pyg: {reason}"
         return out
 
-    def _reason_not_fused(self, kwargs: dict[str, Any]) -> str:
-        """Return the reason why the aggregation can't be fused; "" if it can."""
+    def _reason_not_fused(self, adj: Adjacency) -> str:
+        """Return the reason why the aggregation over ``adj`` can't be fused; "" if it can."""
         if not self._extends_pyg:
             cls = type(self)
             return f"{cls.__name__} may aggregate in another way than {pyg_class(cls)}"
         if self._reduce not in REDUCES:
             return f"aggr={self.aggr!r} is none of {', '.join(REDUCES)}"
-        if kwargs.get("edge_weight") is not None:
-            return "'edge_weight' is given, but an Adjacency has values of its own"
         if self.flow != "source_to_target":
             return f"flow={self.flow!r}"
         if self._explain:
             return "an explanation masks its edges"
+        if any(getattr(self, name) for name in MESSAGE_HOOKS):
+            return "message passing has hooks"
         return ""
 
     @property
     def _reduce(self) -> str:
         aggr = self.aggr
         return ("sum" if aggr == "add" else aggr) if isinstance(aggr, str) else ""
+
+
+def add_weight(adj: Adjacency, edge_weight: Tensor | None) -> Adjacency:
+    """Return an adjacency with the weights of a call, in the order of its entries, as values.
+
+    Raises:
+        ValueError: If it has values already, or there is not one weight for each entry.
+    """
+    if edge_weight is None:
+        return adj
+    if adj.value is not None:
+        raise ValueError(
+            "'edge_weight' is given, but the adjacency has values of its own: leave one of them "
+            "out, such as by adj.with_value(None)"
+        )
+    if edge_weight.numel() != adj.num_entries:
+        raise ValueError(
+            f"'edge_weight' has shape {list(edge_weight.shape)}, expected [{adj.num_entries}]: one "
+            "for each entry of the adjacency, in its order"
+        )
+    return adj.with_value(edge_weight.view(-1))
 
 
 def has_sparse(x: Any) -> bool:

@@ -13,7 +13,7 @@ from gas.graph import Adjacency
 from gas.native import edge_conv as kernels
 from gas.native import learns
 from gas.nn.conv import FusedConv, apply_rowwise
-from gas.nn.sparse_features import LINEAR_LAYERS
+from gas.nn.sparse_features import LINEAR_LAYERS, has_hooks
 from gas.nn.spmm import HALF, REDUCES, check_features, check_tensors, spmm
 
 # The kernel's name and the parameter's attribute by class.
@@ -119,14 +119,14 @@ class EdgeConv(FusedConv, pyg.EdgeConv):
 
     nn: torch.nn.Module
 
-    def _reason_not_fused(self, kwargs: dict[str, Any]) -> str:
-        reason = super()._reason_not_fused(kwargs)
+    def _reason_not_fused(self, adj: Adjacency) -> str:
+        reason = super()._reason_not_fused(adj)
         if reason:
             return reason
         layers = _list_layers(self.nn)
         if type(layers[0]) not in LINEAR_LAYERS or len(layers) > 2:
             return "'nn' is more than a linear layer and an activation"
-        if any(m._forward_hooks or m._forward_pre_hooks for m in (self.nn, *layers)):
+        if any(map(has_hooks, (self.nn, *layers))):
             return "'nn' has hooks"
         try:
             kernel_activation(layers[1] if len(layers) > 1 else None, self._reduce)

@@ -100,7 +100,7 @@ class GMMConv(FusedConv, pyg.GMMConv):
                     "adjacency"
                 )
             pseudo = edge_index.value[:, None]
-        reason = self._reason_not_fused({})
+        reason = self._reason_not_fused(edge_index)
         if reason:
             return self._run_pyg(reason, x, edge_index, pseudo, size)
         self.path = "fused"
@@ -120,12 +120,12 @@ class GMMConv(FusedConv, pyg.GMMConv):
             out = out + self.root(own)
         return out if self.bias is None else out + self.bias
 
-    def _reason_not_fused(self, kwargs: dict[str, Any]) -> str:
+    def _reason_not_fused(self, adj: Adjacency) -> str:
         if self.separate_gaussians:
             return "separate_gaussians=True"
         if self._reduce in ("max", "min"):
             return f"aggr={self.aggr!r} is none of sum, mean"
-        return super()._reason_not_fused(kwargs)
+        return super()._reason_not_fused(adj)
 
 
 # The cost of an element of a product that computes its weights, in multiplications of a dense

@@ -16,7 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from gas.graph import Adjacency, to_dense
 from gas.history import Rows, first_rows
 from gas.native import is_sparse
-from gas.nn.conv import FusedConv, apply_rowwise, has_sparse, to_tensors
+from gas.nn.conv import FusedConv, add_weight, apply_rowwise, has_sparse, to_tensors
 from gas.nn.sparse_features import is_linear, linear
 from gas.nn.spmm import HALF, find_sums, message_dtype, spmm
 
@@ -32,6 +32,14 @@ HALO_COST = 30
 class SumConv(FusedConv):
     """A convolution that aggregates by :func:`spmm`."""
 
+    uses_values = True
+    """Whether messages are multiplied by the values of the adjacency."""
+
+    def _reason_not_fused(self, adj: Adjacency) -> str:
+        if self.uses_values and adj.value is not None and self._reduce in ("max", "min"):
+            return f"aggr={self.aggr!r} of weighted messages"
+        return super()._reason_not_fused(adj)
+
     @property
     def multiplies_sparse(self) -> bool:
         """See :class:`FusedConv`."""
@@ -42,9 +50,9 @@ class SumConv(FusedConv):
 
     def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
         reduce = self._reduce
-        if reduce in ("max", "min"):
+        if not self.uses_values:
             adj = adj.remove_values()
-        elif adj.sums_of is not None and isinstance(x, Tensor) and self.sums_input_rows:
+        if adj.sums_of is not None and isinstance(x, Tensor) and self.sums_input_rows:
             return adj.sums_of(x, reduce)
         return spmm(adj, x, reduce=reduce)
 
@@ -78,6 +86,7 @@ class SAGEConv(SumConv, pyg.SAGEConv):
     """:class:`torch_geometric.nn.SAGEConv`; values of the adjacency are ignored, as in PyG."""
 
     takes_sparse = True
+    uses_values = False
 
     def forward(self, x: Any, edge_index: Any, size: Any = None) -> Tensor:
         """See PyG."""
@@ -91,9 +100,6 @@ class SAGEConv(SumConv, pyg.SAGEConv):
             return super().forward(to_dense(x), edge_index, size)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out
 
-    def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
-        return super()._aggregate(adj.remove_values(), x)
-
     @property
     def sums_input_rows(self) -> bool:
         """See :class:`SumConv`."""
@@ -103,8 +109,7 @@ class SAGEConv(SumConv, pyg.SAGEConv):
 class GINConv(SumConv, pyg.GINConv):
     """:class:`torch_geometric.nn.GINConv`; values of the adjacency are ignored, as in PyG."""
 
-    def _aggregate(self, adj: Adjacency, x: Tensor | Rows) -> Tensor:
-        return super()._aggregate(adj.remove_values(), x)
+    uses_values = False
 
 
 class GraphConv(SumConv, pyg.GraphConv):
@@ -124,6 +129,16 @@ class GraphConv(SumConv, pyg.GraphConv):
 class SimpleConv(SumConv, pyg.SimpleConv):
     """:class:`torch_geometric.nn.SimpleConv`."""
 
+    def forward(
+        self, x: Any, edge_index: Any, edge_weight: Tensor | None = None, size: Any = None
+    ) -> Tensor:
+        """See PyG."""
+        if self.combine_root != "self_loop" or not isinstance(edge_index, Adjacency):
+            return super().forward(x, edge_index, edge_weight, size)
+        adj = add_weight(edge_index, edge_weight)
+        edges, weight = adj.to_edge_index()
+        return self._run_pyg("combine_root='self_loop'", x, edges, weight, size)[: adj.size(0)]
+
 
 # Symmetric normalisation --------------------------------------------------------------------------
 
@@ -138,12 +153,8 @@ class GCN2Conv(SumConv, pyg.GCN2Conv):
     ) -> Tensor:
         """See PyG."""
         if self.normalize and isinstance(edge_index, Adjacency):
+            edge_index, edge_weight = add_weight(edge_index, edge_weight), None
             edge_index = normalise_graph(edge_index, False, self.add_self_loops, x.dtype)
-            self.normalize: bool = False
-            try:
-                return super().forward(x, x_0, edge_index, edge_weight)
-            finally:
-                self.normalize = True
         return super().forward(x, x_0, edge_index, edge_weight)
 
 
@@ -157,21 +168,22 @@ class GCNConv(SumConv, pyg.GCNConv):
         self, x: Tensor | Rows, edge_index: Any, edge_weight: Tensor | None = None
     ) -> Tensor:
         """See PyG."""
-        if not isinstance(edge_index, Adjacency) or self._reason_not_fused(
-            {"edge_weight": edge_weight}
-        ):
-            if isinstance(edge_index, Adjacency) and self.normalize:
-                edge_index, edge_weight = edge_index.to_edge_index()
+        if not isinstance(edge_index, Adjacency):
             return super().forward(to_tensors(x), edge_index, edge_weight)
-        self.path = "fused"
+        edge_index = add_weight(edge_index, edge_weight)
+        if self.normalize and self.flow != "source_to_target":
+            return self._run_pyg(f"flow={self.flow!r}", x, *edge_index.to_edge_index())
         if self.normalize:
             edge_index = normalise_graph(edge_index, self.improved, self.add_self_loops, x.dtype)
+        if self._reason_not_fused(edge_index):
+            return super().forward(to_tensors(x), edge_index)
+        self.path, reduce = "fused", self._reduce
         # Aggregated rows of sparse features would have more non-zeros.
-        if not is_sparse(x) and should_aggregate_first(edge_index, x, self.out_channels):
-            out = apply_linear(self.lin, spmm(edge_index, x), self.bias)
+        if not is_sparse(x) and should_aggregate_first(edge_index, x, self.out_channels, reduce):
+            out = apply_linear(self.lin, spmm(edge_index, x, reduce=reduce), self.bias)
             value = edge_index.value  # Under autocast, the linear layer returns float16.
             return out if value is None else out.to(message_dtype(out, value))
-        out = spmm(edge_index, apply_rowwise(self.lin, x))
+        out = spmm(edge_index, apply_rowwise(self.lin, x), reduce=reduce)
         return out if self.bias is None else out + self.bias
 
 
@@ -246,9 +258,9 @@ class ProjectedConv(SumConv, pyg.SimpleConv):
         def transform(x: Tensor) -> Tensor:
             return layer(x) if weight is None else linear(x, weight, bias)
 
-        if not isinstance(edge_index, Adjacency) or self._reason_not_fused(
-            {"edge_weight": edge_weight}
-        ):
+        if isinstance(edge_index, Adjacency):
+            edge_index, edge_weight = add_weight(edge_index, edge_weight), None
+        if not isinstance(edge_index, Adjacency) or self._reason_not_fused(edge_index):
             out = super().forward(transform(to_tensors(x)), edge_index, edge_weight)
             return out if end_bias is None else out + end_bias
         self.path = "fused"
@@ -257,7 +269,7 @@ class ProjectedConv(SumConv, pyg.SimpleConv):
             or is_sparse(x)
             # In float16, sums of the rows before the transformation may be infinite.
             or torch.is_autocast_enabled(x.device.type)
-            or not should_aggregate_first(edge_index, x, weight.size(0))
+            or not should_aggregate_first(edge_index, x, weight.size(0), self._reduce)
         ):
             out = spmm(edge_index, apply_rowwise(transform, x), reduce=self._reduce)
             return out if end_bias is None else out + end_bias
@@ -276,14 +288,19 @@ def apply_linear(layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias
 
 
-def should_aggregate_first(adj: Adjacency, x: Tensor | Rows, out_channels: int) -> bool:
+def should_aggregate_first(
+    adj: Adjacency, x: Tensor | Rows, out_channels: int, reduce: str = "sum"
+) -> bool:
     """Return whether ``(A x) W`` costs less than ``A (x W)``; both have the same values.
 
     Aggregating first saves the dense product of halo rows, and the transpose if the input needs no
     gradient; transforming first is better if it makes rows narrower. The gradient of the input
-    costs both once more. Half of a batch's entries are assumed to be inside it.
+    costs both once more. Half of a batch's entries are assumed to be inside it. Extremes are not
+    linear, so that they are taken last.
     """
-    if find_sums(adj, x) is not None:
+    if reduce in ("max", "min"):
+        return False
+    if find_sums(adj, x, reduce) is not None:
         return True
     rows, cols = adj.shape
     entries, width, dense = adj.num_entries, x.size(1), x.size(1) * out_channels

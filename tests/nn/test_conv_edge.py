@@ -14,6 +14,11 @@ def hooked(layer):
     return layer
 
 
+def hooked_backward(layer):
+    layer.register_full_backward_hook(lambda *_: None)
+    return layer
+
+
 @pytest.mark.parametrize(
     ("layer", "options", "reason"),
     [
@@ -24,6 +29,7 @@ def hooked(layer):
         (mlp(torch.nn.GELU()), {}, "'activation' is GELU"),
         (mlp(torch.nn.LeakyReLU(-0.5)), {}, "expected 'negative_slope' of at least 0"),
         (hooked(mlp(torch.nn.ReLU())), {}, "'nn' has hooks"),
+        (hooked_backward(mlp(torch.nn.ReLU())), {}, "'nn' has hooks"),
         (mlp(torch.nn.ReLU()), {"aggr": "std"}, "aggr='std' is none of sum, mean, max, min"),
     ],
 )

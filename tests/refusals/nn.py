@@ -90,6 +90,7 @@ CASES = {
     "gat_attention, scores of the own rows alone": lambda t: gat(source=torch.ones(2, 1)),
     "gat_attention, scores of more heads": lambda t: gat(target=torch.ones(2, 2)),
     "gat_attention, a slope below 0": lambda t: gat(negative_slope=-0.1),
+    "gat_attention, a slope that is no number": lambda t: gat(negative_slope=float("nan")),
     "gat_attention, every edge dropped": lambda t: gat(dropout=1.0),
     "gat_attention, dropout in a CUDA graph": lambda t: captured(),
     "gatv2_attention, features without heads": lambda t: gatv2_attention(ADJ, X, OWN, X[0]),
@@ -108,7 +109,14 @@ CASES = {
     "gaussian_mixture, coordinates of more dimensions": lambda t: mixture(pseudo=torch.ones(3, 3)),
     "GMMConv, no coordinates": lambda t: nn.GMMConv(4, 4, 2, 3)((X, OWN), ADJ),
     "GCNConv, normalising a mini-batch": lambda t: nn.GCNConv(4, 4)(X, ADJ),
+    "GCNConv, weights beside values": lambda t: nn.GCNConv(4, 4, normalize=False)(
+        X, WEIGHTED, torch.ones(3)
+    ),
+    "GCNConv, weights of other edges": lambda t: nn.GCNConv(4, 4, normalize=False)(
+        X, ADJ, torch.ones(2)
+    ),
     "fuse, a graph": lambda t: nn.fuse(ring()),
     "dropout, more than certain": lambda t: nn.dropout(X, 1.5),
+    "relu_dropout, more than certain": lambda t: nn.relu_dropout(X, 1.5),
     "nn.Dropout, a negative probability": lambda t: nn.Dropout(-0.1),
 }

@@ -345,7 +345,7 @@ def test_masks_of_edges_are_not_forgotten():
     conv = model.net.convs[0]
     assert conv.path == "fused"
     conv.explain = True
-    assert "masks its edges" in conv._reason_not_fused({})
+    assert "masks its edges" in conv._reason_not_fused(batch.adj_t)
 
 
 @pytest.mark.slow
