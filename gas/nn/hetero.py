@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gas.graph import Adjacency, EdgeType, edge_type_name, layout_of, sort_by_row
-from gas.native import Matrix, check_range, empty, is_transformed
+from gas.native import MOST_INT32, Matrix, check_range, empty, is_transformed
 from gas.native import sparse as kernels
 from gas.nn.spmm import HALF, check_features, spmm
 
@@ -77,7 +77,7 @@ def share_products(adjs: Sequence[Adjacency]) -> Sequence[Adjacency]:
     Args:
         adjs: The adjacencies, with the same number of columns.
     """
-    if len(adjs) < 2:
+    if len(adjs) < 2 or sum(adj.num_entries for adj in adjs) > MOST_INT32:  # Pointers are int32.
         return [adj.remove_values() for adj in adjs]
     group, made = _RelationGroup(adjs), [adj.with_value(None) for adj in adjs]
     for number, adj in enumerate(made):
@@ -91,9 +91,8 @@ class _RelationGroup:
     def __init__(self, adjs: Sequence[Adjacency]) -> None:
         self._adjs = [adj.remove_values() for adj in adjs]
         self._stacked: Adjacency | None = None
-        self._of: weakref.ref[Tensor] | None = None
-        self._how: tuple[Any, ...] = ()
-        self._sums: dict[int, Tensor] = {}
+        # The features, how they are summed, and the sums: one value, which threads can replace.
+        self._cache: tuple[weakref.ref[Tensor], tuple[Any, ...], dict[int, Tensor]] | None = None
 
     def sums_of(self, number: int, x: Tensor, reduce: str) -> Tensor:
         """Return :func:`gas.nn.spmm` by one of the adjacencies."""
@@ -102,12 +101,16 @@ class _RelationGroup:
         if x.dtype == HALF:  # No kernel computes in float16.
             return spmm(self._adjs[number], x, reduce=reduce)
         how = x._version, torch.is_grad_enabled() and x.requires_grad, reduce
-        is_same = self._of is not None and self._of() is x and self._how == how
-        if not is_same or number not in self._sums:
-            self._of, self._sums = None, {}
-            self._sums = dict(enumerate(self._multiply(x, reduce)))
-            self._of, self._how = weakref.ref(x), how
-        return self._sums.pop(number)  # The caller may change it in place.
+        cache = self._cache
+        if cache is not None and cache[0]() is x and cache[1] == how:
+            out = cache[2].pop(number, None)  # The caller may change it in place.
+            if out is not None:
+                return out
+        self._cache = cache = None  # Its sums are freed before others are computed.
+        sums = dict(enumerate(self._multiply(x, reduce)))
+        out = sums.pop(number)
+        self._cache = weakref.ref(x), how, sums
+        return out
 
     def _multiply(self, x: Tensor, reduce: str) -> tuple[Tensor, ...]:
         if self._stacked is None:

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from torch_geometric.nn import GINConv, GraphConv, HeteroConv, SAGEConv, SimpleConv
 
 import gas
-from gas.nn import Adjacency, relations, spmm
+from gas.nn import Adjacency, hetero, relations, spmm
 from gas.nn.hetero import _Multiply, share_products
 
 SIZES = {"a": 17, "b": 40, "c": 1, "nobody": 3}
@@ -213,3 +215,29 @@ def test_a_layer_that_returns_sums_as_they_are():
     out = gas.fuse(conv)(x_dict, relations(edges, SIZES))
     for kind, rows in expected.items():
         torch.testing.assert_close(out[kind], rows)
+
+
+def test_threads_with_features_of_their_own():
+    adjs = pair()
+    interval = sys.getswitchinterval()
+
+    def compute(seed):
+        x = torch.randn(SIZES["a"], 4, generator=torch.Generator().manual_seed(seed))
+        wanted = [spmm(adj, x) for adj in adjs]
+        found = [[adj.sums_of(x, "sum") for adj in adjs] for _ in range(300)]
+        return all(all(map(torch.equal, sums, wanted)) for sums in found)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(compute, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_relations_of_too_many_edges_are_multiplied_apart(monkeypatch):
+    adjs = [Adjacency(torch.arange(4), torch.arange(3)) for _ in range(2)]
+    monkeypatch.setattr(hetero, "MOST_INT32", 6)
+    assert all(adj.sums_of is not None for adj in share_products(adjs))
+    monkeypatch.setattr(hetero, "MOST_INT32", 5)
+    assert all(adj.sums_of is None for adj in share_products(adjs))
