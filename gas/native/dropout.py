@@ -69,7 +69,7 @@ def norm_relu_dropout(
     """
     if not native.on_cpu(x):
         return relu_dropout((x - mean) * scale + shift, p, seed)
-    x, columns = x.contiguous(), [each.contiguous() for each in (mean, scale, shift)]
+    x, *columns = (each.resolve_neg().contiguous() for each in (x, mean, scale, shift))
     relu, out = _empty(x), _empty(x)
     options = round(p * 2**32), 1.0 / (1.0 - p), seed
     run_typed("norm_relu_dropout", x, x, *x.shape, *columns, *options, relu, out)
@@ -101,7 +101,7 @@ def norm_relu_dropout_backward(
     """
     is_native, factor = native.on_cpu(grad, dropped, x), 1.0 / (1.0 - p)
     if is_native:
-        x, out = x.contiguous(), _empty(x)
+        x, out = x.resolve_neg().contiguous(), _empty(x)
         given = grad.resolve_neg().contiguous(), dropped, x, *x.shape, mean
         sums = x.new_empty(2, x.size(1), dtype=torch.float64)
         run_typed("norm_relu_dropout_sums", x, *given, factor, sums)

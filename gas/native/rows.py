@@ -40,9 +40,9 @@ def gather_rows(table: Tensor, index: Tensor, out: Tensor | None = None) -> Tens
             f"{table.dtype} tensor of shape {list(shape)}"
         )
     table = table.detach()
-    if (
-        not native.on_cpu(table, index, out) or not table.is_contiguous() or table.is_neg()
-    ):  # Never copies a whole table.
+    is_lazy = table.is_neg() or table.is_conj()  # A view whose memory holds other numbers.
+    if not native.on_cpu(table, index, out) or not table.is_contiguous() or is_lazy:
+        # Never copies a whole table.
         return _gather_rows_torch(table, index, out)
     index = index.contiguous()
     row_bytes = math.prod(table.shape[1:]) * table.element_size()

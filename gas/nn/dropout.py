@@ -138,8 +138,7 @@ def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor |
     Raises:
         ValueError: If ``p`` is no probability, or ``x`` is sparse in another layout.
     """
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"'p' is {p}, expected a probability in [0, 1]")
+    _check_probability(p)
     if not training or p == 0.0:
         return x
     if isinstance(x, Features):
@@ -173,6 +172,7 @@ def relu_dropout(x: Tensor, p: float, norm: Module | None = None) -> tuple[Tenso
     Raises:
         ValueError: If ``p`` is no probability.
     """
+    _check_probability(p)
     in_one_pass = 0.0 < p < 1.0 and _is_native(x) and is_plain(x)
     batch_norm = _find_batch_norm(norm, x) if in_one_pass else None
     if batch_norm is not None:
@@ -217,6 +217,11 @@ def _update_statistics(norm: BatchNorm1d, x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
+def _check_probability(p: float) -> None:
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(f"'p' is {p}, expected a probability in [0, 1]")
+
+
 def _is_native(x: Tensor | Rows) -> bool:
     return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
 
@@ -230,6 +235,6 @@ class Dropout(torch.nn.Dropout):
 
     def forward(self, input: Any) -> Any:
         """See :func:`dropout`."""
-        if self.inplace and not is_sparse(input):
+        if self.inplace and isinstance(input, Tensor) and not is_sparse(input):
             return super().forward(input)
         return dropout(input, self.p, self.training)

@@ -71,6 +71,12 @@ def test_gather_rows_into_a_buffer():
             tables.gather_rows(table, index, wrong)
 
 
+@pytest.mark.parametrize("lazy", [torch.conj, lambda table: table.conj().imag], ids=["conj", "neg"])
+def test_gather_rows_of_a_view_that_pytorch_computes(lazy):
+    table, index = lazy(torch.randn(6, 3, dtype=torch.complex64)), torch.tensor([4, 0, 4])
+    assert torch.equal(tables.gather_rows(table, index), table[index])
+
+
 def test_gather_rows_of_a_strided_table():
     table = torch.randn(6, 8)[:, ::2]
     index = torch.arange(12)[::2] % 6

@@ -125,6 +125,10 @@ def test_relu_and_dropout_keep_what_is_no_number():
 def test_probabilities_after_relu(p):
     with pytest.raises(ValueError, match="'p' is .*, expected a probability in"):
         relu_dropout(torch.ones(3), p)
+    norm = BatchNorm1d(3)
+    with pytest.raises(ValueError, match="'p' is .*, expected a probability in"):
+        relu_dropout(torch.randn(4, 3), p, norm)
+    assert norm.num_batches_tracked == 0
 
 
 NORMS = {
@@ -215,3 +219,17 @@ def test_a_batch_norm_of_one_node_and_other_modules():
     assert torch.equal(relu_dropout(x, 0.4, single)[0], x.div((1 + 1e-5) ** 0.5).relu().detach())
     norm = torch.nn.LayerNorm(5)
     assert torch.equal(relu_dropout(x, 0.4, norm)[0], norm(x).relu())
+
+
+def test_a_batch_norm_of_a_view_that_pytorch_negates():
+    stored = torch.randn(20, 5, requires_grad=True)
+    x = torch._neg_view(stored)
+    found, grads = [], []
+    for each in (x, x.resolve_neg()):
+        torch.manual_seed(1)
+        out = relu_dropout(each, 0.4, BatchNorm1d(5))
+        found.append(out)
+        grads.append(torch.autograd.grad(out[1].square().sum(), stored)[0])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*grads)
