@@ -11,7 +11,7 @@ from torch.nn import ModuleList
 from torch_geometric.transforms import GCNNorm
 
 from gas.history import Rows, first_rows
-from gas.models.layered import LayeredGNN
+from gas.models.layered import LayeredGNN, check_integers, check_share
 from gas.nn import Linear, Neighbours, SimpleConv
 from gas.scalable import check_constructor
 
@@ -63,6 +63,8 @@ class APPNP(LayeredGNN):
         drop_input: bool = True,
         **kwargs: Any,
     ) -> None:
+        check_share("alpha", alpha)
+        check_integers(hidden_channels=hidden_channels)
         super().__init__(
             num_nodes, in_channels, out_channels, out_channels, num_layers, dropout, drop_input,
             False, False, pool_size, buffer_size, device, **kwargs,

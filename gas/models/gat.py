@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.nn import ModuleList
 from torch_geometric.transforms import AddRemainingSelfLoops
 
-from gas.models.layered import LayeredGNN
+from gas.models.layered import LayeredGNN, check_integers
 from gas.nn import GATConv
 from gas.scalable import check_constructor
 
@@ -39,6 +39,7 @@ class GAT(LayeredGNN):
     """
 
     transform = AddRemainingSelfLoops()
+    infers_in_channels = True
     activation = staticmethod(F.elu)
 
     @check_constructor
@@ -60,6 +61,9 @@ class GAT(LayeredGNN):
         residual: bool = False,
         **kwargs: Any,
     ) -> None:
+        check_integers(
+            hidden_channels=hidden_channels, hidden_heads=hidden_heads, out_heads=out_heads
+        )
         super().__init__(
             num_nodes, in_channels, hidden_channels * hidden_heads, out_channels, num_layers,
             dropout, drop_input, False, residual, pool_size, buffer_size, device, **kwargs,

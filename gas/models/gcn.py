@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class GCN(LayeredGNN):
 
     transform = GCNNorm()
     needs_weights = True
+    infers_in_channels = True
 
     @check_constructor
     def __init__(
@@ -61,18 +62,19 @@ class GCN(LayeredGNN):
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
+        if linear and isinstance(hidden_channels, Sequence):
+            raise ValueError(
+                f"'hidden_channels' is {hidden_channels}, expected one width with linear=True"
+            )
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
             batch_norm, residual, pool_size, buffer_size, device, **kwargs,
         )  # fmt: skip
         self.linear = linear
         if linear:
-            if isinstance(hidden_channels, Sequence):
-                raise ValueError(
-                    f"'hidden_channels' is {hidden_channels}, expected one width with linear=True"
-                )
-            self.lins.append(Linear(in_channels, hidden_channels))
-            self.lins.append(Linear(hidden_channels, out_channels))
+            width = cast(int, hidden_channels)
+            self.lins.append(Linear(in_channels, width))
+            self.lins.append(Linear(width, out_channels))
         self._add_convs(lambda i, o: GCNConv(i, o, normalize=False))
 
     def _conv(

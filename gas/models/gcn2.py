@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch_geometric.transforms import GCNNorm
 
 from gas.history import Rows
-from gas.models.layered import LayeredGNN
+from gas.models.layered import LayeredGNN, check_integers, check_share
 from gas.nn import GCN2Conv, Linear, Neighbours
 from gas.scalable import check_constructor
 
@@ -67,6 +68,10 @@ class GCN2(LayeredGNN):
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
+        check_share("alpha", alpha)
+        if not 0 <= theta < math.inf:
+            raise ValueError(f"'theta' is {theta}, expected a number of at least 0")
+        check_integers(hidden_channels=hidden_channels)
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
             batch_norm, residual, pool_size, buffer_size, device, **kwargs,

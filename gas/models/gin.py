@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -69,12 +70,12 @@ class GIN(LayeredGNN):
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
+        if not 0 <= noise < math.inf:
+            raise ValueError(f"'noise' is {noise}, expected a standard deviation of at least 0")
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
             batch_norm, residual, pool_size, buffer_size, device, **kwargs,
         )  # fmt: skip
-        if noise < 0:
-            raise ValueError(f"'noise' is {noise}, expected a standard deviation of at least 0")
         self.noise = noise
         self.reg_loss: Tensor | float = 0.0
         self.mlps = ModuleList()
@@ -141,10 +142,11 @@ class GIN(LayeredGNN):
 def _freeze_running_stats(module: Module) -> Iterator[None]:
     """Keep running statistics of batch norms unchanged, for a second pass over a batch."""
     norms = [norm for norm in module.modules() if isinstance(norm, BatchNorm1d)]
+    before = [norm.track_running_stats for norm in norms]
     for norm in norms:
         norm.track_running_stats = False
     try:
         yield
     finally:
-        for norm in norms:
-            norm.track_running_stats = True
+        for norm, tracks in zip(norms, before, strict=True):
+            norm.track_running_stats = tracks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -61,6 +62,9 @@ class LayeredGNN(ScalableGNN):
     gains_by_sparse = True
     """Whether the first layers multiply only the non-zeros of sparse features."""
 
+    infers_in_channels = False
+    """Whether ``in_channels=-1`` is the width of the first input, as in PyG."""
+
     _is_static = True
     activation: Callable[[Tensor], Tensor] = staticmethod(torch.relu)
 
@@ -81,10 +85,17 @@ class LayeredGNN(ScalableGNN):
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
+        # All checks come first: histories may be files.
+        check_dropout(dropout)
+        if in_channels != -1 or not self.infers_in_channels:
+            check_integers(in_channels=in_channels)
+        check_integers(out_channels=out_channels)
+        widths = hidden_channels if isinstance(hidden_channels, Sequence) else [hidden_channels]
+        for width in widths:
+            check_integers(hidden_channels=width)
         super().__init__(
             num_nodes, hidden_channels, num_layers, pool_size, buffer_size, device, **kwargs
         )
-        check_dropout(dropout)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.batch_norm = batch_norm
@@ -321,6 +332,20 @@ class LayeredGNN(ScalableGNN):
         if not self.lins:
             return x
         return self.lins[-1](self._drop(x))
+
+
+def check_integers(**values: object) -> None:
+    """Raise ``ValueError`` unless the values, by the names of arguments, are integers above 0."""
+    for name, value in values.items():
+        is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not is_whole or value < 1:  # type: ignore[operator]
+            raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
+
+
+def check_share(name: str, value: float) -> None:
+    """Raise ``ValueError`` unless a share is between 0 and 1."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"'{name}' is {value}, expected a share in [0, 1]")
 
 
 def check_features(x: object) -> None:

@@ -20,6 +20,23 @@ AGGREGATORS = ("sum", "mean", "max", "min")
 SCALERS = ("identity", "amplification", "attenuation")
 
 
+def check_aggregation(aggregators: Sequence[str], scalers: Sequence[str], deg: Tensor) -> None:
+    """Raise ``ValueError`` unless the arguments of :class:`PNAConv` fit."""
+    for name, values, known in (
+        ("aggregators", aggregators, AGGREGATORS),
+        ("scalers", scalers, SCALERS),
+    ):
+        unknown = [value for value in values if value not in known]
+        if isinstance(values, str) or not values or unknown:
+            raise ValueError(f"{name!r} is {values!r}, expected some of {', '.join(known)}")
+    is_vector = isinstance(deg, Tensor) and deg.dim() == 1
+    if not is_vector or not bool((deg >= 0).all()) or not bool((deg > 0).any()):
+        raise ValueError(
+            f"'deg' is {deg!r}, expected the number of edges into each node, of shape [N], not all "
+            "of them 0: pass torch_geometric.utils.degree(data.edge_index[1], data.num_nodes)"
+        )
+
+
 class PNAConv(torch.nn.Module):
     """Aggregate neighbours with several aggregators, each scaled by the degree in several ways.
 
@@ -51,13 +68,7 @@ class PNAConv(torch.nn.Module):
         deg: Tensor,
     ) -> None:
         super().__init__()
-        for name, values, known in (
-            ("aggregators", aggregators, AGGREGATORS),
-            ("scalers", scalers, SCALERS),
-        ):
-            unknown = [value for value in values if value not in known]
-            if isinstance(values, str) or not values or unknown:
-                raise ValueError(f"{name!r} is {values!r}, expected some of {', '.join(known)}")
+        check_aggregation(aggregators, scalers, deg)
         self.pairs = list(itertools.product(aggregators, scalers))
         self.pre_lins = ModuleList(Linear(in_channels, out_channels) for _ in self.pairs)
         self.post_lins = ModuleList(Linear(out_channels, out_channels) for _ in self.pairs)
@@ -141,6 +152,7 @@ class PNA(LayeredGNN):
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
+        check_aggregation(aggregators, scalers, deg)
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
             batch_norm, residual, pool_size, buffer_size, device, **kwargs,

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Identity, ReLU, Sequential
 
 from gas.history import Rows
-from gas.models.layered import LayeredGNN
-from gas.models.pna import PNAConv
+from gas.models.layered import LayeredGNN, check_integers
+from gas.models.pna import PNAConv, check_aggregation
 from gas.nn import Linear, apply_rowwise
 from gas.scalable import check_constructor
 
@@ -64,6 +64,8 @@ class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
+        check_aggregation(aggregators, scalers, deg)
+        check_integers(hidden_channels=hidden_channels)
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
             batch_norm, residual, pool_size, buffer_size, device, **kwargs,

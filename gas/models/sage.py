@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch_geometric.nn.resolver import aggregation_resolver
 
 from gas.models.layered import LayeredGNN
 from gas.nn import SAGEConv
@@ -37,6 +38,8 @@ class GraphSAGE(LayeredGNN):
         **kwargs: Further arguments of :class:`gas.ScalableGNN`.
     """
 
+    infers_in_channels = True
+
     @check_constructor
     def __init__(
         self,
@@ -55,6 +58,13 @@ class GraphSAGE(LayeredGNN):
         device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
+        try:
+            aggregation_resolver(aggr)
+        except ValueError:
+            raise ValueError(
+                f"'aggr' is {aggr!r}, expected an aggregation of PyG, such as 'mean', 'max' or "
+                "'sum'"
+            ) from None
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
             batch_norm, residual, pool_size, buffer_size, device, **kwargs,

@@ -1,6 +1,7 @@
 """Properties of every model: parameter groups, reset, dropout, and its definition."""
 
 import copy
+import inspect
 import math
 
 import pytest
@@ -320,6 +321,46 @@ def test_the_noise_regulariser_of_gin():
     assert one.reg_loss == 0  # There is no history to be wrong.
     with pytest.raises(ValueError, match="'noise' is -1, expected a standard deviation"):
         gas.models.GIN(60, 5, 8, 3, 2, noise=-1)
+
+
+def test_noise_leaves_norms_without_statistics_as_they_are():
+    model, data = make("GIN", batch_norm=True, noise=0.1)
+    norms = [mlp[1] for mlp in model.mlps]
+    norms[1].track_running_stats = False
+    run(model.train(), data)
+    assert [norm.track_running_stats for norm in norms] == [True, False, True]
+
+
+REFUSED = {
+    "GCN": {"dropout": 2.0},
+    "GCN linear": {"hidden_channels": [8, 8]},
+    "GraphSAGE": {"aggr": "middle"},
+    "GIN": {"noise": -1},
+    "GAT": {"out_heads": 0},
+    "APPNP": {"alpha": -1},
+    "GCN2": {"theta": -5},
+    "PNA": {"scalers": ["none"]},
+    "PNA_JK": {"deg": torch.zeros(60)},
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_model_that_is_refused_leaves_no_files(name, tmp_path):
+    cls, args, options = ZOO[name]
+    names = [each for each in inspect.signature(cls).parameters if each != "num_nodes"]
+    given = {**dict(zip(names, args, strict=False)), "deg": torch.ones(60), **options}
+    given = {**{key: value for key, value in given.items() if key in names}, **REFUSED[name]}
+    with pytest.raises(ValueError, match="(?s)is .*, expected"):
+        cls(60, **given, store="disk", path=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["GCN", "GraphSAGE", "GAT"])
+def test_the_width_of_features_is_inferred(name):
+    cls, (_, *args), options = ZOO[name]
+    model, data = make(name)
+    lazy = cls(60, -1, *args, **options)
+    assert run(lazy, data).shape == run(model, data).shape
 
 
 def test_no_perceptron_of_gin_is_a_bottleneck_of_classes():
