@@ -14,9 +14,9 @@ from typing import Any
 from tqdm import tqdm
 
 from gas.cli import results
+from gas.cli.checks import UsageError
 from gas.cli.experiment import Experiment
 from gas.cli.options import (
-    UsageError,
     describe_graph,
     explain_error,
     lock_output,

@@ -27,7 +27,7 @@ from gas.history import is_encoded
 from gas.native import free_memory, human, is_sparse, warn
 from gas.training import FullBatch, check_known_targets, is_real, known_target_mask
 
-PARTS = "graph"  # The graph folder of a run.
+PARTS_FOLDER = "graph"  # The graph folder of a run.
 MOST_COUNTED = 2**16  # Edges whose reverses are looked for, in 10 MB.
 
 
@@ -189,7 +189,13 @@ def open_parts(
                 "'data' is a mapped graph of one part, expected 'folder' to write its parts into"
             )
         if is_graph_folder(folder):
-            data = open_graph(folder, log=log)
+            num_nodes, data = data.num_nodes, open_graph(folder, log=log)
+            found = data.parts.numel() - 1
+            if (data.num_nodes, found) != (num_nodes, num_parts):
+                raise ValueError(
+                    f"'folder' is {str(folder)!r}, which holds {data.num_nodes} nodes in {found} "
+                    f"parts, expected {num_nodes} in {num_parts}: remove it, or name another"
+                )
         else:
             data = cluster(data, num_parts, method=method, out=folder, log=log)
     found = copy.copy(data)

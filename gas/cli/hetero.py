@@ -20,28 +20,20 @@ import gas
 from gas.cli.checkpoints import Checkpoints
 from gas.cli.experiment import Experiment, record_peaks
 from gas.cli.graphs import Graph, check_splits
-from gas.cli.parser import Options
+from gas.cli.parser import SHAPE, Options
 from gas.cli.settings import ARCHITECTURES, Settings
 from gas.datasets import num_outputs
 from gas.native import PeakMemory, check_integer
 from gas.training import Progress, Run, divergence_error, loss_of, run_epochs, split_mask
 
-# Options that have an effect with --hetero.
-OPTIONS = (
-    "hetero", "dataset", "undirected", "columns", "model", "num_layers", "hidden_channels",
-    "dropout", "num_parts", "batch_size", "epochs", "lr", "grad_norm", "metric", "seed", "device",
-    "partition", "store", "dtype", "path", "io", "check", "out", "overwrite", "debug", "root",
-    "config", "runs", "patience", "tensorboard", "evaluate_every", "verify",
-)  # fmt: skip
-SHAPE = ("hidden_channels", "num_layers", "dropout")
-# Options of HeteroExperiment, and settings that it doesn't have.
+# Options of HeteroExperiment, and all that have an effect with --hetero.
 SUPPORTED = (
-    "partition", "evaluate_every", "patience", "device", "check", "log", "store", "dtype", "path",
-    "io",
+    "partition", "evaluate_every", "patience", "device", "check", "store", "dtype", "path", "io",
 )  # fmt: skip
-WITHOUT: dict[str, Any] = {"correct_drift": False, "warm_up": 0, "average_weights": False}
-LACKING = (
-    "reg_weight_decay", "nonreg_weight_decay", "edge_dropout", "max_steps", "inductive", *WITHOUT,
+OPTIONS = (
+    *SUPPORTED, *SHAPE, "hetero", "dataset", "undirected", "columns", "model", "num_parts",
+    "batch_size", "epochs", "lr", "grad_norm", "metric", "seed", "out", "overwrite", "debug",
+    "root", "config", "runs", "tensorboard", "verify",
 )  # fmt: skip
 
 
@@ -120,7 +112,9 @@ class HeteroExperiment(Experiment):
         check_integer("hidden_channels", shape["hidden_channels"], 1)
         check_integer("num_layers", shape["num_layers"], 1)
         gas.nn.check_dropout(shape["dropout"])
-        settings = dataclasses.replace(settings, architecture=shape, **WITHOUT)
+        settings = dataclasses.replace(
+            settings, architecture=shape, correct_drift=False, warm_up=0, average_weights=False
+        )
         named = {
             key: getattr(hetero_data, key)
             for key in ("classes", "split")
@@ -229,10 +223,11 @@ def _check_options(options: Mapping[str, Any], settings: Settings) -> None:
     """Refuse options and settings that have no effect on a heterogeneous graph."""
     usual = {name: each.default for name, each in inspect.signature(Experiment).parameters.items()}
     usual |= {**vars(Settings.default("sage")), "refresh": "layerwise", "evaluation": "layerwise"}
-    given = [*options.items(), *((name, getattr(settings, name)) for name in LACKING)]
-    for name, value in [*given, *settings.architecture.items()]:
-        has_effect = name in (*SUPPORTED, *SHAPE)
-        if not has_effect and value not in (None, False, usual.get(name)):
+    given = [(name, value) for name, value in options.items() if name not in SUPPORTED]
+    own = {**vars(settings), **settings.architecture}
+    given += [(name, own[name]) for name in own if name not in (*OPTIONS, "architecture")]
+    for name, value in given:
+        if value not in (None, False, usual.get(name)):
             raise ValueError(
                 f"{name!r} is {value!r}, which has no effect on heterogeneous graphs: leave it out"
             )

@@ -21,127 +21,34 @@ from torch_geometric.data import Data
 import gas
 from gas.checkpoint import checkpoints, peek, prune
 from gas.cli import hetero
-from gas.cli.checkpoints import Checkpoints, parse_interval
+from gas.cli.checkpoints import Checkpoints
+from gas.cli.checks import check_options, explain_refusal
 from gas.cli.experiment import Experiment
-from gas.cli.graphs import PARTS, check_folder_fits
-from gas.cli.parser import NAMES, Options, parse
+from gas.cli.graphs import PARTS_FOLDER, check_folder_fits
+from gas.cli.parser import NAMES, SHOWN, Options, parse
 from gas.cli.settings import DENSE, MODELS, NORMALISED, Settings
 from gas.datasets import dataset_key, find_feature_names
 from gas.graph import is_graph_folder, lock_folder, with_sparse_features
 from gas.history import TIERS
-from gas.native import bytes_of, check_integer, resident_bytes
+from gas.native import resident_bytes
 from gas.training import limit_freed_memory
 
 MakeAugmentation = Callable[[Data], gas.augment.Augmentation]
-
-# Options that need another option, with the values that it must have.
-NEEDS = {
-    **dict.fromkeys(("num_steps", "reference_size"), ("augment", ("mh_aug",))),
-    "drop": ("augment", ("drop_edge",)),
-    **dict.fromkeys(("kl", "entropy", "bank"), ("augment", ())),
-    "path": ("store", ("disk", "auto")),
-}
-NOT_FULL_BATCH = (
-    "num_parts", "batch_size", "partition", "store", "dtype", "path", "pack", "io", "prefetch",
-    "refresh", "memory", "memory_budget", "skip_unlabelled", "scale_loss", "verify",
-    "correct_drift", "average_weights", "warm_up",
-)  # fmt: skip
-# Options of ``gas train`` by the names of arguments, some of which have another name.
-SHOWN = {name: f"--{name.replace('_', '-')}" for name in NAMES} | {
-    "evaluation": "--eval",
-    "augmented": "--augment",
-    "graph": "--dataset",
-    "every": "--checkpoint-every",
-    "batch_norm": "--norm",
-}
-
-
-class UsageError(ValueError):
-    """Report a command line whose options don't go together."""
 
 
 def parse_args(
     arguments: Sequence[str] | None = None, prog: str | None = None, files: str | Path | None = None
 ) -> Options:
-    """Parse the options of ``main``; refuse those without effect and an unusable output folder.
-
-    Raises:
-        UsageError: If options don't go together.
-        ValueError: If one can't be used.
-    """
+    """Parse and check the options of ``main``; see :func:`check_options`."""
     args, base = parse(arguments, prog, files)
     given = {name for name in NAMES if getattr(args, name) != getattr(base, name)}
-    if args.hetero:
-        _check_hetero(args, given)
-    for name in ("num_layers", "hidden_channels", "evaluate_every"):
-        if getattr(args, name) is not None:
-            check_integer(name, getattr(args, name), 1)
-    _check_needs(args)
-    for name in NOT_FULL_BATCH if args.full_batch else ():
-        if name in given and getattr(args, name):
-            print(f"warning: {SHOWN[name]} does nothing with --full-batch", file=sys.stderr)
+    check_options(args, given)
     if args.dtype is None and args.memory is None:
         args = dataclasses.replace(args, dtype="float32")
-    if not all(args.column_names().values()):
-        raise UsageError("argument --columns expects ROLE=NAME, such as source=payer")
-    has_cuda = torch.cuda.is_available()
-    if args.device == "cuda" and not has_cuda:
-        raise UsageError("argument --device is cuda, but PyTorch sees no CUDA device: use cpu")
     if args.device == "auto":
+        has_cuda = torch.cuda.is_available()
         args = dataclasses.replace(args, device="cuda" if has_cuda else "cpu")
-    if args.out.exists() and not args.out.is_dir():
-        raise UsageError(f"argument --out is {args.out}, which is a file: name a folder")
-    if args.resume and args.overwrite:
-        raise UsageError(
-            "argument --resume goes on with what --overwrite would remove: leave one out"
-        )
-    try:
-        parse_interval(args.checkpoint_every or 1)
-    except ValueError as error:
-        raise UsageError(f"argument --checkpoint-every: {error}") from error
-    refused = explain_refusal(args)
-    if refused is not None:
-        raise UsageError(refused)
     return args
-
-
-def _check_needs(args: Options) -> None:
-    """Refuse options that have no effect without another one."""
-    unset = Options()
-    for name, (needed, wanted) in NEEDS.items():
-        found = getattr(args, needed)
-        is_met = found is not None and (not wanted or found in wanted)
-        if getattr(args, name) != getattr(unset, name) and not is_met:
-            expected = " ".join([SHOWN[needed], *wanted[:1]])
-            raise UsageError(f"argument {SHOWN[name]} does nothing without {expected}: add it")
-    if args.pack is not None and args.store not in ("disk", "auto") and args.memory is None:
-        raise UsageError("argument --pack does nothing without --store disk: add it")
-    if args.pack not in (None, (), ("auto",), ("0",)):
-        try:
-            bytes_of("--pack", args.pack[0])
-        except ValueError as error:
-            raise UsageError(f"argument {error}") from error
-
-
-def explain_refusal(args: Options) -> str | None:
-    """Return the error if ``--out`` holds a run that must not be overwritten, else ``None``."""
-    there = [folder for folder in sorted(args.out.glob("checkpoints/run*")) if checkpoints(folder)]
-    if there and not (args.resume or args.overwrite):
-        return (
-            f"argument --out is {args.out}, which has the checkpoints of a run: add --resume to go "
-            "on with it, or --overwrite"
-        )
-    if (args.out / "metrics.json").exists() and not (args.overwrite or there):
-        if args.resume:
-            return (
-                f"argument --resume finds no checkpoints in {args.out}, which holds a run: pass "
-                "--overwrite instead, or name another folder"
-            )
-        return (
-            f"argument --out is {args.out}, which holds a run: add --overwrite, or name another "
-            "folder"
-        )
-    return None
 
 
 @contextlib.contextmanager
@@ -152,16 +59,6 @@ def lock_output(args: Options) -> Iterator[None]:
         if refused is not None:
             raise ValueError(refused)
         yield
-
-
-def _check_hetero(args: Options, given: set[str]) -> None:
-    """Refuse options that have no effect with ``--hetero``."""
-    if args.model != "sage":
-        raise UsageError(
-            f"argument --model is {args.model}, but --hetero trains sage: leave it out"
-        )
-    for name in sorted(given - set(hetero.OPTIONS)):
-        raise UsageError(f"argument {SHOWN[name]} does nothing with --hetero: leave it out")
 
 
 def remove_checkpoints(args: Options) -> None:
@@ -265,14 +162,15 @@ def make_experiment(args: Options) -> Experiment:
         in_place=is_mapped,
         log=True,
     )
-    if args.overwrite and is_graph_folder(args.out / PARTS):
-        shutil.rmtree(args.out / PARTS)
     _suggest_norm(args, settings, data)
     if args.feature_dtype or args.feature_store:
         data.x = gas.quantize(data.x, args.feature_dtype or "float32", args.feature_store)
     elif args.sparse_features is None:
         data = with_sparse_features(data, "auto", MODELS[model].gains_by_sparse, log=True)
     augment, weights = make_augmentation(args)
+    parts = args.out / PARTS_FOLDER
+    if args.overwrite and any(parts.glob("*.json")):  # A graph folder, or an unfinished one.
+        shutil.rmtree(parts)
     return Experiment(
         data,
         out_channels,
@@ -286,7 +184,7 @@ def make_experiment(args: Options) -> Experiment:
         pack=None if args.full_batch or args.pack is None else [*args.pack, "auto"][0],
         augment=augment,
         keep_edges=False,
-        folder=args.out / PARTS,
+        folder=parts,
         libraries=libraries,
         training={
             "scale_loss": args.scale_loss,

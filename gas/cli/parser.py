@@ -191,6 +191,14 @@ class Options(
 
 
 NAMES = {f.name for f in dataclasses.fields(Options)}
+# Options of ``gas train`` by the names of arguments, some of which have another name.
+SHOWN = {name: f"--{name.replace('_', '-')}" for name in NAMES} | {
+    "evaluation": "--eval",
+    "augmented": "--augment",
+    "graph": "--dataset",
+    "every": "--checkpoint-every",
+    "batch_norm": "--norm",
+}
 CAN_BE_NONE = {name for name, hint in get_type_hints(Options).items() if NoneType in get_args(hint)}
 
 

@@ -17,7 +17,13 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 import gas
-from gas.cli.graphs import PARTS, are_numbers, describe_inputs, model_arguments, set_real_targets
+from gas.cli.graphs import (
+    PARTS_FOLDER,
+    are_numbers,
+    describe_inputs,
+    model_arguments,
+    set_real_targets,
+)
 from gas.cli.hetero import make_model
 from gas.cli.results import MODEL
 from gas.cli.settings import MODELS, Settings
@@ -140,7 +146,7 @@ class SavedRun:
         features, own = self.metrics["features"], self._graph["path"]
         if features["dtype"] or features["store"] or own is None or not is_graph_folder(own):
             return None
-        for folder in (self.folder / PARTS, Path(own)):
+        for folder in (self.folder / PARTS_FOLDER, Path(own)):
             if is_graph_folder(folder):
                 data = gas.get_data("", str(folder), check=False, split="all", in_place=True)[0]
                 if data.parts.numel() > 2:

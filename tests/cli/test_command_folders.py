@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.cli import main
+from gas.cli.checks import UsageError
 from gas.cli.graphs import check_folder_fits
 from gas.cli.options import make_experiment, parse_args
 
@@ -53,7 +54,7 @@ def test_features_are_read_where_they_are(tmp_path, num_parts, options):
     assert experiment.graph.loader.get_mapped_features() is not None
     assert experiment.graph.whole is None
     assert (tmp_path / "run/graph").exists() == (num_parts == 1)
-    main(["train", *command])
+    main(["train", *command, "--overwrite"])
     table = read_parquet(tmp_path / "run/predictions.parquet")
     assert table["node"] == list(data.node_id)  # In the original order.
     assert table["label"] == data.y.tolist()
@@ -72,6 +73,38 @@ def test_a_run_on_a_folder_goes_on(tmp_path):
     main([*options, "--epochs", "1", "--checkpoint-every", "1", "--out", str(tmp_path / "run")])
     main(["train", "--resume", "--epochs", "2", "--out", str(tmp_path / "run")])
     main([*options, "--epochs", "1", "--overwrite", "--out", str(tmp_path / "run")])
+
+
+def test_parts_of_another_training_are_not_taken_for_those_of_the_graph(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, num_nodes in (("g", 200), ("other", 300)):
+        write_folder(tmp_path / name, 1, num_nodes)
+    options = ["--model", "sage", "--out", "run", "--num-parts"]
+    make_experiment(parse_args(["--dataset", "g", *options, "4"]))  # It ends before training.
+    given = ["--dataset", "other", *options, "6"]
+    with pytest.raises(UsageError, match="holds the parts of another training, graph: add --over"):
+        parse_args(given)
+    with pytest.raises(ValueError, match="'folder' is .*, which holds 200 nodes in 4 parts, exp"):
+        make_experiment(parse_args([*given, "--resume"]))
+    experiment = make_experiment(parse_args([*given, "--overwrite"]))
+    assert (experiment.data.num_nodes, len(experiment.graph.loader.ptr)) == (300, 7)
+
+
+def test_parts_that_were_left_unfinished_are_overwritten(tmp_path):
+    write_folder(tmp_path / "g", 1)
+    (tmp_path / "run/graph").mkdir(parents=True)
+    (tmp_path / "run/graph/unfinished.json").write_text("{}")
+    command = ["--dataset", str(tmp_path / "g"), "--model", "sage", "--num-parts", "4"]
+    make_experiment(parse_args([*command, "--out", str(tmp_path / "run"), "--overwrite"]))
+    assert gas.open_graph(tmp_path / "run/graph", log=False).parts.numel() == 5
+
+
+@pytest.mark.parametrize("options", [[], ["--overwrite"]])
+def test_a_run_does_not_replace_its_graph(tmp_path, options):
+    write_folder(tmp_path / "run/graph", 4)
+    graph, out = str(tmp_path / "run/graph"), str(tmp_path / "run")
+    with pytest.raises(UsageError, match="holds the graph, .*: name another folder"):
+        parse_args(["--dataset", graph, "--out", out, *options])
 
 
 @pytest.mark.parametrize(

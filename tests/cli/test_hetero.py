@@ -12,8 +12,9 @@ from prediction_tables import compare, read_parquet
 
 import gas
 from gas.cli import Experiment, Settings, hetero, main
+from gas.cli.checks import UsageError
 from gas.cli.hetero import HeteroExperiment, HeteroSAGE
-from gas.cli.options import UsageError, parse_args
+from gas.cli.options import parse_args
 from gas.native import progress
 
 SCRIPT = ROOT / "examples" / "train_gas.py"
@@ -84,6 +85,16 @@ def test_a_run_that_diverges_writes_nothing(tmp_path):
 def test_options_without_an_effect_are_refused(more):
     with pytest.raises(UsageError, match=f"argument {more[0]} "):
         parse_args(["--hetero", *more])
+
+
+@pytest.mark.parametrize(
+    "line", ["augment: drop_edge", "autocast: true", "memory: 1GB", "max_steps: 3"]
+)
+def test_options_of_files_without_an_effect_are_refused(tmp_path, line):
+    (tmp_path / "c.yaml").write_text(f"hetero: true\ncorrect_drift: false\n{line}\n")
+    option = line.split(":")[0].replace("_", "-")
+    with pytest.raises(UsageError, match=f"argument --{option} does nothing with --hetero"):
+        parse_args(["--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")])
 
 
 @pytest.mark.requires("matplotlib")

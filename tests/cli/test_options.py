@@ -33,11 +33,26 @@ def test_arguments_are_flags_and_names_of_the_user_stay(text, expected):
 
 
 @pytest.mark.requires("tyro")
-@pytest.mark.parametrize("option", ["--num-layers", "--hidden-channels", "--evaluate-every"])
+@pytest.mark.parametrize(
+    "option",
+    ["--num-layers", "--hidden-channels", "--evaluate-every", "--patience", "--num-steps"],
+)
 def test_numbers_start_at_one(tmp_path, option):
     name = option.removeprefix("--").replace("-", "_")
     with pytest.raises(ValueError, match=f"'{name}' is 0, expected"):
         parse_args([option, "0", "--out", str(tmp_path)])
+
+
+@pytest.mark.requires("tyro")
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--memory-budget", "nan"), ("--memory-budget", "-5"), ("--seed", str(10**20)),
+     ("--dropout", "2"), ("--drop", "1")],
+)  # fmt: skip
+def test_values_are_checked_before_the_graph_is_loaded(tmp_path, option, value):
+    name = option.removeprefix("--").replace("-", "_")
+    with pytest.raises(ValueError, match=f"'{name}' is .*, expected "):
+        parse_args([option, value, "--augment", "drop_edge", "--out", str(tmp_path)])
 
 
 @pytest.mark.requires("tyro")

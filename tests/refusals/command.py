@@ -156,7 +156,20 @@ def typed(change=lambda shops: None, **options):
     HeteroExperiment(data, Settings.default("sage"), log=False, **options)
 
 
+def other_parts(t):
+    """Resume in a folder with the parts of another training."""
+    for name, num_parts in (("graph", 1), ("runs/graph", 2)):
+        data = gas.get_data("data", "planted:60")[0]
+        gas.cluster(data, num_parts, out=t.path / name, log=False)
+    run(t, "train", "graph", "--resume", "--num-parts", 3)
+
+
 CASES = {
+    "gas train, the parts of another training": other_parts,
+    "gas train --drop, a certain one": lambda t: run(
+        t, "train", "--augment", "drop_edge", "--drop", 1
+    ),
+    "gas train --memory-budget, below 0": lambda t: run(t, "train", "--memory-budget", -5),
     "HeteroExperiment, memory": lambda t: typed(memory="2GB"),
     "HeteroExperiment, a graph of one type": lambda t: HeteroExperiment(
         Data(), Settings.default("sage")
