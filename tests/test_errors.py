@@ -66,7 +66,7 @@ UNREACHED = [
     ("cli/command.py", "raise FloatingPointError", "tests/training/test_diverged.py has it"),
     (
         "cli/command.py",
-        "raise ValueError(\"mini-batches don't",
+        "raise ValueError('mini-batches differ",
         "no model of gas.models is inexact",
     ),
     ("cli/settings.py", "warn('Settings.but", "of a name that goes away in version 0.3"),

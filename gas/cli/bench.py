@@ -289,8 +289,12 @@ def summarise(found: Mapping[str, Measured]) -> dict[str, Any]:
             "moved_bytes": None if one.profile is None else one.profile.moved_bytes,
         }
     times, still = found[HISTORIES].seconds, found[NO_TRANSFERS].seconds
-    overhead = median_ratio(times, still) - 1 if times and still else None
-    return {"contenders": contenders, "transfer_overhead": overhead}
+    rounds = [time / other - 1 for time, other in zip(times, still, strict=False)]
+    return {
+        "contenders": contenders,
+        "transfer_overhead": statistics.median(rounds) if rounds else None,
+        "transfer_overhead_range": [min(rounds), max(rounds)] if rounds else None,
+    }
 
 
 def show(summary: Mapping[str, Any]) -> str:
@@ -313,7 +317,12 @@ def show(summary: Mapping[str, Any]) -> str:
             phases.setdefault(phase, {})[name] = seconds
     lines = [_align(rows)]
     if (overhead := summary["transfer_overhead"]) is not None:
-        lines.append(f"\nPulls and pushes of rows add {overhead:+.1%} to an epoch with histories.")
+        low, high = summary["transfer_overhead_range"]
+        noise = ", which is within noise" * (low <= 0 <= high)
+        lines.append(
+            f"\nPulls and pushes of rows add {overhead:+.1%} to an epoch with histories, in single "
+            f"rounds {low:+.1%} to {high:+.1%}{noise}."
+        )
     names = [name for name, one in summary["contenders"].items() if one.get("phases")]
     if names:
         order = sorted(phases, key=lambda phase: -max(phases[phase].values()))

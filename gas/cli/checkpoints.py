@@ -27,7 +27,7 @@ from gas.history import Codec
 from gas.native import check_integer
 from gas.training import AveragedWeights, Progress, Run, find_nonfinite_tensor
 
-UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 class Checkpoints:
@@ -59,8 +59,7 @@ class Checkpoints:
         background: bool = False,
     ) -> None:
         self.folder = Path(folder)
-        self.seconds = parse_interval(every)
-        self.every = None if self.seconds else int(every)
+        self.every, self.seconds = parse_interval(every)
         check_integer("keep", keep, 1)
         self.keep, self.background = keep, background
         there = checkpoints(self.folder)
@@ -102,7 +101,8 @@ class Checkpoints:
         found = peek(self.folder, "about").get("about")
         found = found if isinstance(found, dict) else {}
         before, now = _flatten_options(found), _flatten_options(about)
-        before = {"warm_up": 0, "evaluate_every": 1} | before  # Older checkpoints have neither.
+        # Older checkpoints lack the first two, and have the number of runs.
+        before = {"warm_up": 0, "evaluate_every": 1} | before | {"runs": None}
         for key in [*now, *before]:
             old, new = before.get(key), now.get(key)
             is_off = all(value is None or value is False for value in (old, new))
@@ -216,8 +216,8 @@ class Checkpoints:
 
 
 def describe_run(experiment: Setup, seed: int, split: int) -> dict[str, Any]:
-    """Describe a run of an experiment: its options except ``epochs``, and its graph."""
-    settings = {**dataclasses.asdict(experiment.settings), "epochs": None}
+    """Describe a run of an experiment: its graph, and its options but ``epochs`` and ``runs``."""
+    settings = {**dataclasses.asdict(experiment.settings), "epochs": None, "runs": None}
     histories = experiment.histories
     return {
         "model": experiment.cls.__name__,
@@ -269,15 +269,16 @@ def _flatten_options(about: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def parse_interval(every: int | str) -> float | None:
-    """Convert a time to seconds, and a number of epochs to ``None``."""
+def parse_interval(every: int | str) -> tuple[int | None, float | None]:
+    """Return the epochs and the seconds of an interval, one of which is ``None``."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)", str(every).strip())
     if found and float(found[1]) > 0:
-        return float(found[1]) * UNITS[found[2]]
+        return None, float(found[1]) * SECONDS[found[2]]
     try:
-        check_integer("every", int(every) if isinstance(every, str) else every, 1)
+        epochs = int(every) if isinstance(every, str) else every
+        check_integer("every", epochs, 1)
     except ValueError as error:
         raise ValueError(
             f"'every' is {every!r}, expected a number of epochs, or a time such as '10min'"
         ) from error
-    return None
+    return epochs, None

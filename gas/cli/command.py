@@ -99,7 +99,9 @@ def prepare(args: Options) -> Experiment:
         found = experiment.verify()
         print(found)
         if not found:
-            raise ValueError("mini-batches don't give what the graph gives: see above")
+            raise ValueError(
+                "mini-batches differ from the full batch: the table above names the first layer"
+            )
     results.check_disk_space(args.out, experiment)
     return experiment
 
@@ -193,7 +195,7 @@ class Training:
         if not self._runs and run.best is not None:
             self._runs, what = [run], f"reporting the epochs that ended, {len(run)}"
         elif not self._runs and not self._spare:
-            what = "no epoch has ended, and nothing is written"
+            what = "no epoch has ended, so there are no results"
         goes_on = ""
         if args.checkpoint_every or args.resume:
             goes_on = " To go on with the training, run the same with --resume."
@@ -283,7 +285,8 @@ def print_summary(experiment: Experiment, runs: list[Run]) -> None:
         return f"{scale * result[key]['mean']:.2f} ± {scale * result[key]['std']:.2f}{unit}"
 
     print(f"  {'test ' + label:<21}{scores('test_acc')}")
-    print(f"  {'same for all nodes':<21}{scale * constant:.2f}{unit}")
+    same = "most frequent class" if experiment.metric == "accuracy" else "same for all nodes"
+    print(f"  {same:<21}{scale * constant:.2f}{unit}")
     print(f"  {'validation ' + label:<21}{scores('val_acc')}")
     print(f"  training epoch       {1000 * result['train_epoch_seconds']['mean']:.1f} ms")
     stored, moved = result["history_bytes"]["mean"], result["moved_bytes"]["mean"]
@@ -307,6 +310,6 @@ def print_summary(experiment: Experiment, runs: list[Run]) -> None:
         f"files, up to {mapped:.0f} MiB, which the system can reclaim"
     )
     before = experiment.peak_before.own / 2**20
-    print(f"  ... until training   {before:.0f} MiB of its own, while the graph was prepared")
+    print(f"  peak before training {before:.0f} MiB of its own, while the graph was prepared")
     if runs[0].memory is not None:
         print(f"\n{runs[0].memory.table(peak * 2**20)}\n")

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib.util
 import inspect
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -43,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _call(given)
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # For the flush at the end.
+        sys.exit(141)  # As SIGPIPE does.
 
 
 def _call(given: list[str]) -> None:
@@ -71,6 +75,9 @@ def _call(given: list[str]) -> None:
             args=given,
             config=(tyro.conf.DisallowNone, tyro.conf.OmitArgPrefixes),
         )
+        sys.stdout.flush()  # Here errors are one line.
+    except BrokenPipeError:
+        raise
     except (ValueError, ArithmeticError, OSError, ImportError, MemoryError) as error:
         sys.exit(f"gas {name}: error: {explain_error(error, shown)}")
 

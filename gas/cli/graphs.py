@@ -140,8 +140,12 @@ def remove_edge_attributes(data: Data) -> Data:
     return out
 
 
-def warn_of_one_way_edges(data: Data) -> None:
-    """Warn of edges without a reverse in a mapped graph; of many, some evenly spaced ones count."""
+def count_one_way_edges(data: Data) -> tuple[int, int, str]:
+    """Count the edges without a reverse in a mapped graph; of many, some evenly spaced ones count.
+
+    Returns:
+        Their number, how many were looked at, and what those are, in words.
+    """
     crow, col = data.adj_t.crow_indices(), data.adj_t.col_indices()
     seen = min(col.numel(), MOST_COUNTED)
     edges = torch.arange(seen) * col.numel() // max(seen, 1)
@@ -149,10 +153,15 @@ def warn_of_one_way_edges(data: Data) -> None:
     is_counted = rows != cols
     rows, cols = rows[is_counted], cols[is_counted]
     lacks = rows.numel() - int(has_entry(crow, col, cols, rows).sum())
+    return lacks, rows.numel(), "sampled edges" if seen < col.numel() else "edges"
+
+
+def warn_of_one_way_edges(data: Data) -> None:
+    """Warn of edges without a reverse in a mapped graph."""
+    lacks, seen, which = count_one_way_edges(data)
     if lacks:
-        which = "sampled edges" if seen < col.numel() else "edges"
         warn(
-            f"{lacks:,} of {rows.numel():,} {which} lack a reverse, and messages go from source "
+            f"{lacks:,} of {seen:,} {which} lack a reverse, and messages go from source "
             "to target alone: undirected=True adds the reverses"
         )
 
@@ -193,8 +202,8 @@ def open_parts(
             found = data.parts.numel() - 1
             if (data.num_nodes, found) != (num_nodes, num_parts):
                 raise ValueError(
-                    f"'folder' is {str(folder)!r}, which holds {data.num_nodes} nodes in {found} "
-                    f"parts, expected {num_nodes} in {num_parts}: remove it, or name another"
+                    f"{folder} holds {data.num_nodes} nodes in {found} parts, expected {num_nodes} "
+                    f"in {num_parts}: remove it"
                 )
         else:
             data = cluster(data, num_parts, method=method, out=folder, log=log)

@@ -198,6 +198,7 @@ SHOWN = {name: f"--{name.replace('_', '-')}" for name in NAMES} | {
     "graph": "--dataset",
     "every": "--checkpoint-every",
     "batch_norm": "--norm",
+    "budget_bytes": "--memory-budget, in bytes,",
 }
 CAN_BE_NONE = {name for name, hint in get_type_hints(Options).items() if NoneType in get_args(hint)}
 

@@ -20,6 +20,7 @@ import gas
 from gas.cli.graphs import (
     PARTS_FOLDER,
     are_numbers,
+    count_one_way_edges,
     describe_inputs,
     model_arguments,
     set_real_targets,
@@ -31,6 +32,11 @@ from gas.datasets import find_feature_names, undo_clustering
 from gas.graph import is_graph_folder, with_csr_features, with_edge_index
 from gas.native import check_path, read_json
 from gas.training import known_target_mask
+
+# Entries of metrics.json about the graph: how it was opened.
+OF_GRAPH = (
+    "path", "root", "check", "undirected", "columns", "sparse_features", "feature_names",
+)  # fmt: skip
 
 
 class SavedRun:
@@ -68,7 +74,9 @@ class SavedRun:
             )
         self.node_type: str | None = self.metrics.get("node_type")
         try:
-            self._graph, self._targets = self.metrics["graph"], self.metrics["targets"]
+            self._graph = {name: self.metrics["graph"][name] for name in OF_GRAPH}
+            self._targets, self._features = self.metrics["targets"], self.metrics["features"]
+            self._classes, self._split = self.metrics["classes"], self.metrics["kept_split"]
             self.settings = Settings(**self.metrics["settings"])
         except (KeyError, TypeError) as error:
             raise ValueError(
@@ -101,6 +109,10 @@ class SavedRun:
         options = dict(self._graph)
         root, check, own = (options.pop(name) for name in ("root", "check", "path"))
         names = options.pop("feature_names")
+        if path is None and own is not None and not Path(own).exists():
+            raise ValueError(
+                f"the graph of the training, {own}, has moved: move it back, or train again"
+            )
         data: Any
         if self.node_type is None and (path is None or not Path(path).exists()):
             name = str(path) if path is not None else own or self.metrics["dataset"]
@@ -108,7 +120,14 @@ class SavedRun:
             options["columns"] = options["columns"] if path is None else {}  # It is no table.
             data = gas.get_data(root, name, check, split=split, **options)[0]
         elif self.node_type is None and is_graph_folder(str(path)):
-            data = undo_clustering(gas.open_graph(str(path)))
+            data = gas.open_graph(str(path))
+            lacks, seen, which = count_one_way_edges(data) if options["undirected"] else (0, 0, "")
+            if lacks:
+                raise ValueError(
+                    f"'graph' is {str(path)!r}, in which {lacks:,} of {seen:,} {which} lack a "
+                    "reverse, but the training added it: import it anew, by gas import --undirected"
+                )
+            data = undo_clustering(data)
         else:  # It may have no labels, and no masks.
             columns, given = options["columns"], str(own if path is None else path)
             hetero = self.node_type is not None
@@ -125,7 +144,7 @@ class SavedRun:
             self._convert_targets(data, nodes)
         else:
             self._set_kind_of_targets(data, nodes)
-        features = self.metrics["features"]
+        features = self._features
         if features["dtype"] or features["store"]:
             data.x = gas.quantize(data.x, features["dtype"] or "float32", features["store"])
         return data if isinstance(data, HeteroData) else with_csr_features(data)
@@ -143,7 +162,7 @@ class SavedRun:
 
     def _open_parts(self) -> Data | None:
         """Open the parts that the run mapped from a folder; ``None`` if its graph was in memory."""
-        features, own = self.metrics["features"], self._graph["path"]
+        features, own = self._features, self._graph["path"]
         if features["dtype"] or features["store"] or own is None or not is_graph_folder(own):
             return None
         for folder in (self.folder / PARTS_FOLDER, Path(own)):
@@ -165,7 +184,7 @@ class SavedRun:
         Those that it lacks, and classes that the training doesn't have, are unknown. Masks that
         were drawn at random are left out.
         """
-        kind, classes = getattr(torch, self._targets["dtype"]), self.metrics["classes"]
+        kind, classes = getattr(torch, self._targets["dtype"]), self._classes
         unknown = math.nan if kind.is_floating_point else -1
         if "made up" in str(getattr(data, "split", "")):
             del data.split
@@ -270,7 +289,7 @@ class SavedRun:
                 graph = gas.cluster(data, num_parts, model=model, log=False)
             else:  # Its features stay on disk.
                 graph = data if model.transform is None else model.prepare(with_edge_index(data))
-            columns = gas.predictions(model, graph, split=self.metrics["kept_split"], log=False)
+            columns = gas.predictions(model, graph, split=self._split, log=False)
         if not bool(known_target_mask(self._find_targets(data).y).any()):
             columns.pop("label", None)
         return columns if ids is None else _select_ids(columns, ids, self.node_type)

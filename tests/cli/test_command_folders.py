@@ -84,7 +84,7 @@ def test_parts_of_another_training_are_not_taken_for_those_of_the_graph(tmp_path
     given = ["--dataset", "other", *options, "6"]
     with pytest.raises(UsageError, match="holds the parts of another training, graph: add --over"):
         parse_args(given)
-    with pytest.raises(ValueError, match="'folder' is .*, which holds 200 nodes in 4 parts, exp"):
+    with pytest.raises(ValueError, match="run/graph holds 200 nodes in 4 parts, expected"):
         make_experiment(parse_args([*given, "--resume"]))
     experiment = make_experiment(parse_args([*given, "--overwrite"]))
     assert (experiment.data.num_nodes, len(experiment.graph.loader.ptr)) == (300, 7)

@@ -108,6 +108,21 @@ def test_another_graph_gets_the_classes_of_the_training(trained, tmp_path):
     compare(gas.load_run(folder).predict(tmp_path / "parts"), found)
 
 
+def test_a_graph_folder_lacks_the_reverses_that_the_training_added(trained, tmp_path):
+    other = write_tables(tmp_path / "other", 90, seed=1)
+    gas.datasets.import_graph(other, tmp_path / "folder", log=False)
+    with pytest.raises(ValueError, match="'graph' is .*/folder', in which .* lack a reverse"):
+        gas.load_run(trained[1]).predict(tmp_path / "folder")
+
+
+def test_a_graph_that_has_moved(trained, tmp_path):
+    metrics = json.loads((trained[1] / "metrics.json").read_text())
+    metrics["graph"]["path"] = str(tmp_path / "gone")
+    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
+    with pytest.raises(ValueError, match="the graph of the training, .*/gone, has moved: move it"):
+        gas.load_run(tmp_path).verify()
+
+
 def test_the_graph_is_found_from_another_folder(tmp_path, monkeypatch):
     write_tables(tmp_path / "tables")
     monkeypatch.chdir(tmp_path)
@@ -208,9 +223,14 @@ def test_folders_that_are_no_runs(trained, tmp_path):
     (tmp_path / "metrics.json").write_text(json.dumps({**metrics, "model": "sage, typed"}))
     with pytest.raises(ValueError, match="it is of another version of gas, train it"):
         gas.load_run(tmp_path)
-    del metrics["graph"]
-    (tmp_path / "metrics.json").write_text(json.dumps(metrics))
-    with pytest.raises(ValueError, match="is of another version of gas"):
+    for name in ("graph", "targets", "features", "classes", "kept_split", "settings"):
+        older = {key: value for key, value in metrics.items() if key != name}
+        (tmp_path / "metrics.json").write_text(json.dumps(older))
+        with pytest.raises(ValueError, match="is of another version of gas"):
+            gas.load_run(tmp_path)
+    graph = {key: value for key, value in metrics["graph"].items() if key != "feature_names"}
+    (tmp_path / "metrics.json").write_text(json.dumps({**metrics, "graph": graph}))
+    with pytest.raises(ValueError, match="is of another version of gas .'feature_names'"):
         gas.load_run(tmp_path)
 
 
@@ -241,6 +261,15 @@ def test_a_folder_is_all_that_resuming_needs(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     main(["train", "--out", "../run", "--resume", "--epochs", "3"])
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_more_seeds_may_be_given_when_a_run_goes_on(tmp_path):
+    options = ["train", "--dataset", "planted:60", "--epochs", "2", "--num-parts", "2"]
+    main([*options, "--runs", "2", "--out", str(tmp_path / "whole")])
+    options += ["--out", str(tmp_path / "run")]
+    main([*options, "--checkpoint-every", "1"])
+    main([*options, "--runs", "2", "--resume"])
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
@@ -314,6 +343,17 @@ def test_predict_prints_or_writes_a_table(trained, tmp_path, capsys):
     assert [row["prediction"] for row in rows] == expected["prediction"]
     with pytest.raises(SystemExit, match=r"gas predict: error: --out is a.txt, expected a file"):
         main(["predict", str(folder), "--out", "a.txt"])
+
+
+def test_a_reader_that_ends_first_ends_predict(trained, monkeypatch, capsys):
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        with pytest.raises(SystemExit) as end:
+            main(["predict", str(trained[1]), "--ids", "n1"])
+    assert end.value.code == 141
+    assert capsys.readouterr().err == ""
 
 
 def test_verify_of_a_run(trained, capsys):

@@ -495,7 +495,7 @@ def test_the_error_of_several_runs_is_that_of_the_first_that_diverged(tmp_path, 
 
 @pytest.mark.parametrize(
     ("finished", "told"),
-    [(None, "no epoch has ended, and nothing is written"), ({}, "reporting the runs that ended")],
+    [(None, "no epoch has ended, so there are no results"), ({}, "reporting the runs that ended")],
 )
 def test_an_interruption_keeps_a_run_that_diverged_with_a_finished_epoch(capsys, finished, told):
     def interrupt(seed, number, on_epoch, run, **_):

@@ -16,6 +16,7 @@ from gas.cli.options import DENSE, _suggest_norm, explain_error, make_augmentati
     [
         ("'lr' is 'fast'", "--lr is 'fast'"),
         ("take lr=0.001", "take --lr 0.001"),
+        ("'budget_bytes' is 64, but", "--memory-budget, in bytes, is 64, but"),
         ("undirected=True adds", "--undirected adds"),
         ("accept it by check=False", "accept it by --no-check"),
         ("pass columns={'source': ...}", "pass --columns source=..."),

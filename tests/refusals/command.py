@@ -164,7 +164,22 @@ def other_parts(t):
     run(t, "train", "graph", "--resume", "--num-parts", 3)
 
 
+def one_way_folder(t):
+    """Predict a folder without the reverses that the training added."""
+    graph = {**graph_of_tables(t), "feature_names": ["size"]}
+    (t.path / "tables/edges.csv").write_text("source,target\n0,1\n")
+    gas.datasets.import_graph(t.path / "tables", t.path / "g", log=False)
+    gas.load_run(trained(t, graph=graph)).predict(t.path / "g")
+
+
+def moved(t):
+    graph = {**graph_of_tables(t), "feature_names": None, "path": str(t.path / "gone")}
+    gas.load_run(trained(t, graph=graph)).predict()
+
+
 CASES = {
+    "a graph folder of one direction": one_way_folder,
+    "a graph that has moved": moved,
     "gas train, the parts of another training": other_parts,
     "gas train --drop, a certain one": lambda t: run(
         t, "train", "--augment", "drop_edge", "--drop", 1
