@@ -82,6 +82,9 @@ OTHER_TESTS = {  # Where they have other names.
         "training/test_diverged.py",
         "checkpoint/test_resume.py",
     ],
+    "gas/cli/checks.py": [
+        f"cli/test_{name}.py" for name in ("options", "command_folders", "hetero")
+    ],
     "gas/cli/command.py": [
         *(f"cli/test_{name}.py" for name in ("commands", "command_folders", "experiment")),
         "test_errors.py::test_texts[examples]",

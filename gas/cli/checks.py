@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+import gas
 from gas.checkpoint import checkpoints
 from gas.cli import hetero
 from gas.cli.checkpoints import parse_interval
@@ -17,7 +18,6 @@ from gas.cli.parser import NAMES, SHOWN, Options
 from gas.cli.settings import Settings
 from gas.graph import is_graph_folder
 from gas.native import bytes_of, check_integer
-from gas.nn import check_dropout
 
 # Options that need another option, with the values that it must have.
 NEEDS = {
@@ -84,7 +84,7 @@ def _check_values(args: Options) -> None:
             check_integer(name, getattr(args, name), 1)
     check_integer("seed", args.seed, -(2**63), 2**63 - args.runs)  # As torch.manual_seed.
     if args.dropout is not None:
-        check_dropout(args.dropout)
+        gas.nn.check_dropout(args.dropout)
     if not 0 <= args.drop < 1:
         raise ValueError(f"'drop' is {args.drop}, expected a probability in [0, 1)")
     budget = args.memory_budget

@@ -197,7 +197,7 @@ def open_parts(
             raise ValueError(
                 "'data' is a mapped graph of one part, expected 'folder' to write its parts into"
             )
-        if is_graph_folder(folder):
+        if (folder / "graph.json").is_file():  # Else it may be unfinished, and is written again.
             num_nodes, data = data.num_nodes, open_graph(folder, log=log)
             found = data.parts.numel() - 1
             if (data.num_nodes, found) != (num_nodes, num_parts):

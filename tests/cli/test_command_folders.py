@@ -90,12 +90,14 @@ def test_parts_of_another_training_are_not_taken_for_those_of_the_graph(tmp_path
     assert (experiment.data.num_nodes, len(experiment.graph.loader.ptr)) == (300, 7)
 
 
-def test_parts_that_were_left_unfinished_are_overwritten(tmp_path):
+@pytest.mark.parametrize("option", ["--overwrite", "--resume"])
+def test_parts_that_were_left_unfinished_are_written_again(tmp_path, option):
     write_folder(tmp_path / "g", 1)
     (tmp_path / "run/graph").mkdir(parents=True)
-    (tmp_path / "run/graph/unfinished.json").write_text("{}")
+    mark = {"format": "unfinished gas graph", "by": "gas.cluster", "files": []}
+    (tmp_path / "run/graph/unfinished.json").write_text(json.dumps(mark))
     command = ["--dataset", str(tmp_path / "g"), "--model", "sage", "--num-parts", "4"]
-    make_experiment(parse_args([*command, "--out", str(tmp_path / "run"), "--overwrite"]))
+    make_experiment(parse_args([*command, "--out", str(tmp_path / "run"), option]))
     assert gas.open_graph(tmp_path / "run/graph", log=False).parts.numel() == 5
 
 

@@ -14,6 +14,7 @@ from gas import models
 from gas.augment import DropEdge
 from gas.cli import Experiment, Settings, hetero, results
 from gas.cli.options import lock_output
+from gas.cli.parser import Options
 from gas.cli.report import open_events
 from gas.contrib import simulation
 from gas.contrib.simulation import Machine, PartitionStatistics, partition_statistics
@@ -237,7 +238,7 @@ def sum_beyond_floats(out, y):
 
 def ended_since(t):
     (t.path / "metrics.json").touch()
-    with lock_output(SimpleNamespace(out=t.path, resume=False, overwrite=False)):
+    with lock_output(Options(out=t.path)):
         pass
 
 
