@@ -319,7 +319,7 @@ class Conversion:
         with keep_generators(self.net):
             torch.default_generator.manual_seed(1)  # Generators of other devices don't change.
             try:
-                mine = copy_with_noise(self.net, self.emptied)
+                mine = copy_with_noise(self.net, self.emptied, self.computed)
                 sample = sample.to(device)
                 expected = self.inputs.run_in_layout(mine, sample)
             except Exception:  # A module may raise anything; only the small graph is checked then.

@@ -33,7 +33,6 @@ from gas.convert.inputs import (
     copy_value,
     copy_with_noise,
 )
-from gas.convert.kept import change_lists
 from gas.convert.known import is_close
 from gas.convert.layers import (
     LayerCall,
@@ -52,7 +51,6 @@ from gas.convert.outputs import (
     call_module,
     check_outputs,
     find_draws,
-    flatten,
     record_checked,
     run_in_training,
 )
@@ -88,6 +86,7 @@ class Choices:
     * ``on_own_edges``: whether each layer normalises the edges that it is given.
     * ``is_turned``: whether messages go from ``edge_index[1]`` to ``edge_index[0]``.
     * ``emptied``: attributes that the module has computed of the graph, and their empty values.
+    * ``computed``: tensors of the module that it is known to compute with in a trace.
     """
 
     opened: Opened = ()
@@ -95,6 +94,7 @@ class Choices:
     on_own_edges: bool = False
     is_turned: bool = False
     emptied: dict[str, Any] = field(default_factory=dict)
+    computed: frozenset[str] = frozenset()
 
 
 def convert_module(
@@ -112,7 +112,8 @@ def convert_module(
     Raises:
         ValueError: If the module can't be converted in these ways.
     """
-    copied, computed = copy_with_noise(net, choices.emptied), set[str]()
+    copied, computed = copy_with_noise(net, choices.emptied, choices.computed), set[str]()
+    given = inputs
     with explain_failures(net):
         graphs, expected, inputs = find_sample_graphs(copied, inputs, data)
         trained, caches = run_in_training(copied, inputs, graphs, expected)
@@ -120,6 +121,9 @@ def convert_module(
     _check_parameters(net, copied)
     noise = _run_with_noise(copied, inputs, graphs[0], [expected, *trained], choices.opened)
     traced = _trace(copied, inputs, graphs, choices.opened, caches, computed)
+    if not computed <= choices.computed:  # What is computed of them mustn't have noise.
+        choices = replace(choices, computed=choices.computed | computed)
+        return convert_module(net, data, given, options, choices)
     graph = traced.graph
     num_dropped = sum(DROP in node.meta for node in graph.nodes)
     if choices.is_turned:
@@ -170,26 +174,6 @@ def _check_parameters(net: Module, called: Module) -> None:
             )
 
 
-def _check_lists(net: Module, inputs: Inputs, data: Data, returned: Sequence[Any]) -> None:
-    """Refuse a module that reads tensors in a list or dictionary, whose changes aren't followed.
-
-    ``returned`` is what it returns in evaluation, and with each of :data:`NUMBERS` in training.
-    """
-    for name, kind in change_lists(net):
-        for number, values in zip((None, *NUMBERS), returned, strict=False):
-            with run_mode(net, number), keep_attributes(net):
-                try:
-                    is_same = is_close(call_module(net, inputs, data), flatten(values))
-                except Exception:  # It may raise anything for other values.
-                    is_same = False
-            if not is_same:
-                raise ValueError(
-                    f"'{name}' is a {kind} of tensors, whose changes a model wouldn't read: "
-                    "register each as a buffer, self.register_buffer('first', tensor), and read "
-                    "self.first"
-                )
-
-
 def _run_with_noise(
     net: Module, inputs: Inputs, data: Data, returned: Sequence[Any], opened: Opened
 ) -> tuple[dict[Tensor, Tensor], list[list[Any]], str]:  # fmt: skip
@@ -199,9 +183,8 @@ def _run_with_noise(
     values before.
 
     Raises:
-        ValueError: If it changes a parameter, quoting the line, or reads tensors in a list.
+        ValueError: If it changes a parameter, quoting the line.
     """
-    _check_lists(net, inputs, data, returned)
     noisy: dict[Tensor, Tensor] = {
         weight: with_noise(weight.detach()) for weight in net.parameters()
     }

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from argparse import Namespace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
 from operator import is_
-from types import CodeType
-from typing import Any, Protocol
+from types import BuiltinFunctionType, CodeType, FunctionType, SimpleNamespace
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.state import is_own_module
+from gas.convert.state import DEEPEST, is_own_module
 from gas.graph import version
 
 OPTIONS = bool, int, float, str  # Types of options that are followed.
+MOST_ITEMS = 1_000  # Of a container, or array, whose items are followed, too.
 NOT_OPTIONS = "training", "fuse"  # Modes, which calls of layers set, too.
+_FUNCTIONS = FunctionType, BuiltinFunctionType
 # Methods that run first in a call; _find_read follows the methods that they name.
 CALLED = "forward", "message", "message_and_aggregate", "aggregate", "update", "edge_update"
 
@@ -39,14 +44,14 @@ class _FollowedTensor:
 
     * ``owners``, ``places``: the attributes of the module, and of the model, that are this tensor.
     * ``seen``, ``version``: the tensor that was there last, and its version.
-    * ``is_fixed``: whether the model has what was computed of it.
+    * ``fixed``: a copy of it, if the model has what was computed of it.
     """
 
     owners: list[Place]
     places: list[Place]
     seen: Tensor
     version: int
-    is_fixed: bool
+    fixed: Tensor | None = None
 
     def follow(self) -> None:
         """Take the tensor by which it was replaced, or its values where the model has a copy.
@@ -75,7 +80,7 @@ class _FollowedTensor:
                 f"{names} of the module were one tensor when it was converted, and are several "
                 f"now: {again}"
             )
-        if self.is_fixed:
+        if self.fixed is not None and not torch.equal(now.to(self.fixed), self.fixed):
             raise ValueError(
                 f"{key!r} of the module has changed, and its model has what forward computed of it "
                 f"when it was converted: register it as a buffer, self.register_buffer({key!r}, "
@@ -117,7 +122,7 @@ class _FollowedOptions:
       converted.
     """
 
-    options: list[tuple[str, dict[str, Any], dict[str, Any]]]
+    options: list[tuple[str, Mapping[str, Any], dict[str, Any]]]
 
     def follow(self) -> None:
         """Check that they are the same.
@@ -130,11 +135,90 @@ class _FollowedOptions:
                 continue
             for key, value in seen.items():
                 if (changed := now.get(key, value)) is not value and changed != value:
-                    raise ValueError(
-                        f"{f'{name}.{key}'.lstrip('.')!r} of the module is {changed!r}, and "
-                        f"was {value!r} when it was converted, as it still is in its model: "
-                        "convert the module again"
-                    )
+                    raise _changed_error(f"{name}.{key}".lstrip("."), changed, value)
+
+
+class _Copy(NamedTuple):
+    """A tensor, its version, and a copy of its values."""
+
+    tensor: Tensor
+    version: int
+    values: Tensor
+
+    def is_same(self, now: Any) -> bool:
+        """Return whether it has the same values now."""
+        if now is self.tensor and version(now) == self.version:
+            return True
+        is_alike = isinstance(now, Tensor) and now.shape == self.values.shape
+        return is_alike and torch.equal(now.to(self.values), self.values)
+
+
+class _FollowedItems:
+    """The items of lists, dictionaries, namespaces and arrays, of which the model has copies.
+
+    Args:
+        read: The names of the attributes of namespaces that are followed.
+    """
+
+    def __init__(self, read: set[str]) -> None:
+        self._read = read
+        self._containers: list[tuple[str, Mapping[str, Any], str, dict[str, Any]]] = []
+
+    def add(self, name: str, owner: Mapping[str, Any], key: str, known: Collection[int]) -> None:
+        """Add an attribute; tensors in it are left out if their ids are known."""
+        items = {
+            path: _Copy(item, version(item), item.detach().clone())
+            if isinstance(item, Tensor) else item
+            for path, item in self._walk(owner[key]) if id(item) not in known
+        }  # fmt: skip
+        if items:
+            self._containers.append((name, owner, key, items))
+
+    def _walk(self, value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+        """Yield the options and tensors in a value, and where they are."""
+        if isinstance(value, np.ndarray | np.generic) and value.size <= MOST_ITEMS:
+            value = value.tolist()
+        if isinstance(value, SimpleNamespace | Namespace) or is_dataclass(value):
+            keys = self._read & vars(value).keys() or vars(value)  # Others may read them all.
+            found = [(f".{key}", vars(value)[key]) for key in sorted(keys)]
+        elif isinstance(value, dict):
+            found = [(f"[{key!r}]", each) for key, each in value.items()]
+        elif isinstance(value, list | tuple):
+            found = [(f"[{position}]", each) for position, each in enumerate(value)]
+        else:
+            if value is None or type(value) in OPTIONS or isinstance(value, Tensor):
+                yield path, value
+            return
+        for key, each in found if len(found) <= MOST_ITEMS and depth < DEEPEST else ():
+            yield from self._walk(each, path + key, depth + 1)
+
+    def follow(self) -> None:
+        """Check that they are the same.
+
+        Raises:
+            ValueError: If one was changed.
+        """
+        for name, owner, key, seen in self._containers:
+            now = dict(self._walk(owner.get(key)))
+            for path, before in seen.items():
+                item = now.get(path)
+                if isinstance(before, _Copy):
+                    if not before.is_same(item):
+                        raise ValueError(
+                            f"{f'{name}{path}'!r} of the module has changed, and its model has its "
+                            "values from before: register each tensor as a buffer, "
+                            "self.register_buffer('first', tensor), or convert the module again"
+                        )
+                elif item is not before and (isinstance(item, Tensor) or item != before):
+                    raise _changed_error(f"{name}{path}", item, before)
+
+
+def _changed_error(name: str, changed: Any, value: Any) -> ValueError:
+    """Return the error of an option that was changed."""
+    return ValueError(
+        f"{name!r} of the module is {changed!r}, and was {value!r} when it was converted, as it "
+        "still is in its model: convert the module again"
+    )
 
 
 def _describe(value: Any) -> str:
@@ -158,36 +242,57 @@ def find_followed(
     parts: list[Any] = []
     options: list[Any] = []
     read = _find_read(net)
+    items = _FollowedItems(read)
+    known = {id(each) for each in (*net.parameters(), *net.buffers())}
     tensors: dict[int, _FollowedTensor] = {}
     for prefix, module in net.named_modules():
         if isinstance(module._modules, dict):  # That of a scripted module can't be changed.
             parts.append((module._modules, dict(module._modules)))
-        if is_own_module(module):  # A number may be that of the class.
-            found = {key: inspect.getattr_static(module, key, ...) for key in read}
-            chosen = {k: v for k, v in found.items() if v is None or type(v) in OPTIONS}
+        if is_own_module(module):
+            chosen = {}
+            for key in sorted(read):
+                value, name = (
+                    inspect.getattr_static(module, key, ...),
+                    f"{prefix}.{key}".lstrip("."),
+                )
+                owners = (vars(module), *map(vars, type(module).__mro__))
+                owner = next((each for each in owners if key in each), None)
+                if owner is None or name in unknown:
+                    continue
+                is_function = isinstance(value, _FUNCTIONS) and owner is owners[0]
+                if value is None or type(value) in OPTIONS or is_function:
+                    chosen[key] = value
+                    if owner is not owners[0]:  # That of the class may be changed, too.
+                        options.append((prefix, owner, {key: value}))
+                elif not isinstance(value, Tensor):
+                    items.add(name, owner, key, known)
         else:
             chosen = {
                 key: value for key, value in vars(module).items()
                 if type(value) in OPTIONS and key not in NOT_OPTIONS and not key.startswith("_")
             }  # fmt: skip
+        chosen["forward"] = vars(module).get("forward")
         options.append((prefix, vars(module), chosen))
         mine = model.get_submodule(prefix)
-        for owner in (vars(module), *([] if prefix else [module._buffers])):
+        for owner in (vars(module), module._buffers):
             for key, value in owner.items():
                 name = f"{prefix}.{key}".lstrip(".")
-                if not isinstance(value, Tensor) or name in unknown:
+                is_shared = prefix and owner is module._buffers and name not in computed
+                if not isinstance(value, Tensor) or name in unknown or is_shared:
                     continue
-                made = _FollowedTensor([], [], value, version(value), False)
+                made = _FollowedTensor([], [], value, version(value))
                 made = tensors.setdefault(id(value), made)
                 made.owners.append((owner, key))
-                made.is_fixed |= name in computed
+                if name in computed:
+                    made.fixed = value.detach().clone()
                 place: Any = mine._buffers if key in mine._buffers else vars(mine)
                 if isinstance(place.get(key), Tensor):
                     made.places.append((place, key))
     return [
         _FollowedParts(parts),
         _FollowedOptions(options),
-        *(each for each in tensors.values() if each.places or each.is_fixed),
+        items,
+        *(each for each in tensors.values() if each.places or each.fixed is not None),
     ]
 
 
@@ -198,25 +303,39 @@ def _find_read(net: Module) -> set[str]:
         for kind in type(module).__mro__ if kind not in (Module, MessagePassing)
     }  # fmt: skip
     read, stored, seen, names = set[str](), set(NOT_OPTIONS), set[str](), set(CALLED)
-    while names:
+    helpers, left = set[Any](), list[Any]()  # Functions beside the classes, which are called, too.
+    while names or left:
         seen |= names
-        for code in _codes([vars(kind).get(name) for kind in kinds for name in names]):
+        found = [*(vars(kind).get(name) for kind in kinds for name in names), *left]
+        left = []
+        for code, beside in _codes(found):
             for each in dis.get_instructions(code):
                 if each.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                     read.add(each.argval)
                 elif each.opname == "STORE_ATTR":
                     stored.add(each.argval)
+                elif each.opname == "LOAD_GLOBAL":
+                    helper = beside.get(each.argval)
+                    if _is_helper(helper) and helper not in helpers:
+                        helpers.add(helper)
+                        left.append(helper)
         names = read - seen
     return read - stored
 
 
-def _codes(found: list[Any]) -> Iterator[CodeType]:
-    """Yield the code of functions and properties, and that within it."""
+def _is_helper(value: Any) -> bool:
+    """Return whether a value is a function that is no library's."""
+    libraries = "torch", "torch_geometric", "gas"
+    return isinstance(value, FunctionType) and value.__module__.split(".")[0] not in libraries
+
+
+def _codes(found: list[Any]) -> Iterator[tuple[CodeType, dict[str, Any]]]:
+    """Yield the code of functions and properties, and that within it, with their globals."""
     for each in found:
         function = getattr(each, "fget", None) or getattr(each, "__func__", each)
-        code = each if isinstance(each, CodeType) else None
-        if code is None and callable(function):
-            code = getattr(inspect.unwrap(function), "__code__", None)
-        if code is not None:
-            yield code
-            yield from _codes([const for const in code.co_consts if isinstance(const, CodeType)])
+        function = inspect.unwrap(function) if callable(function) else None
+        left = [function.__code__] if isinstance(function, FunctionType) else []
+        while left:
+            code = left.pop()
+            yield code, function.__globals__
+            left += [const for const in code.co_consts if isinstance(const, CodeType)]

@@ -346,20 +346,34 @@ def make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
     return Data(x=torch.empty(1, width).expand(num_nodes, width), edge_index=none)
 
 
-def copy_with_noise(net: Module, emptied: dict[str, Any]) -> Module:
-    """Copy a module, and add noise to its parameters, for runs on small graphs.
+def copy_with_noise(net: Module, emptied: dict[str, Any], computed: Collection[str] = ()) -> Module:
+    """Copy a module, and add noise to its tensors, for runs on small graphs.
 
-    Parameters that are zero, such as those of a gate, would hide the values before them.
+    Those that are zero, such as the parameters of a gate, would hide the values before them, and a
+    buffer of ones would look as if it weren't read.
 
     Args:
         net: The module.
         emptied: Attributes that the copy doesn't have, see :func:`gas.convert.kept.find_filled`.
+        computed: Tensors that stay as they are, as the model has what is computed of them.
+            (default: none)
     """
     copied = copy_module(net)
     forget_cached(copied)
     set_attributes(copied, emptied)
     for weight in copied.parameters():
         weight.data = with_noise(weight.detach())
+    found = [
+        (f"{prefix}.{key}".lstrip("."), values, key, value)
+        for prefix, module in copied.named_modules()
+        for values in (module._buffers, vars(module)) for key, value in values.items()
+        if isinstance(value, Tensor) and value.layout == torch.strided
+    ]  # fmt: skip
+    made = {id(value): value for name, *_, value in found if name in computed}
+    for _, values, key, value in found:  # A tensor may have several names.
+        if id(value) not in made:
+            made[id(value)] = with_noise(value.detach())
+        values[key] = made[id(value)]
     return copied
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Node, Proxy
 from torch.nn import Module
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves
 from torch_geometric.typing import SparseTensor
 
 from gas.convert.changes import given_parameters, with_noise
@@ -209,33 +209,6 @@ def _find_numbers(net: Module) -> list[tuple[dict[str, Any], str, float]]:
         for key, value in vars(module).items()
         if type(value) in (int, float)
     ]
-
-
-def change_lists(net: Module) -> Iterator[tuple[str, str]]:
-    """Give other values to the tensors in each list or dictionary of a module in turn.
-
-    Not to parameters and buffers, which a model reads where they are.
-
-    Yields:
-        The name of the attribute, and its type.
-    """
-    known = {id(each) for each in (*net.parameters(), *net.buffers())}
-
-    def change(leaf: Any) -> Any:
-        is_other = isinstance(leaf, Tensor) and leaf.layout == torch.strided
-        if not is_other or id(leaf) in known:
-            return leaf
-        return torch.zeros_like(leaf) if leaf.any() else torch.ones_like(leaf)
-
-    for prefix, module in own_modules(net):
-        for key, value in list(vars(module).items()):
-            leaves, nested = tree_flatten(value)
-            changed = [*map(change, leaves)]
-            is_read = key not in ATTRIBUTES_OF_TORCH and not isinstance(value, Tensor)
-            if is_read and any(a is not b for a, b in zip(leaves, changed, strict=True)):
-                vars(module)[key] = tree_unflatten(changed, nested)
-                yield f"{prefix}.{key}".lstrip("."), type(value).__name__
-                vars(module)[key] = value
 
 
 def memory_error(net: Module, name: str, value: Any) -> ValueError:

@@ -314,7 +314,8 @@ class _Evaluated(TorchDispatchMode):
         self._tensors = {
             id(value): (value, f"{prefix}.{key}".lstrip("."))
             for prefix, module in net.named_modules()
-            for key, value in vars(module).items() if isinstance(value, Tensor)
+            for key, value in {**module._buffers, **vars(module)}.items()
+            if isinstance(value, Tensor)
         }  # fmt: skip
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,12 +1,15 @@
 """Tensors that are replaced in a module after its conversion."""
 
 import copy
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
 from conftest import random_graph
 from torch import nn
+from torch_geometric.utils import degree
 
 import gas
 
@@ -105,8 +108,9 @@ def net_of(function):
             self.t = torch.rand(WIDTH)
 
         def forward(self, x, edge_index):
-            return self.sage(function(self, self.conv(x, edge_index)), edge_index)
+            return self.sage(self.function(self.conv(x, edge_index)), edge_index)
 
+    Made.function = function
     return Made().eval()
 
 
@@ -283,3 +287,118 @@ def test_a_value_may_have_the_name_of_a_method_of_tensors(kind):
     model = gas.to_scalable(net, data)
     found = model.predict(gas.cluster(data, 4, model=model, log=False), log=False)
     torch.testing.assert_close(found, net(data.x, data.edge_index, data.get("t")))
+
+
+class Weighting(pyg.MessagePassing):
+    """A layer whose messages read a buffer, and a tensor, of ones."""
+
+    def __init__(self, in_channels, out_channels):
+        super().__init__(aggr="add")
+        self.lin, self.plain = nn.Linear(in_channels, out_channels), torch.ones(out_channels)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x, edge_index):
+        weight = 1 / degree(edge_index[1], x.size(0)).clamp(min=1)[edge_index[1]]
+        return self.propagate(edge_index, x=self.lin(x), weight=weight)
+
+    def message(self, x_j, weight):
+        return weight.view(-1, 1) * x_j * self.scale * self.plain
+
+
+@pytest.mark.parametrize("name", ["scale", "plain"])
+def test_a_tensor_of_ones_inside_of_messages_is_read(name):
+    data = random_graph()
+    net = nn_of(Weighting(5, WIDTH), Weighting(WIDTH, 3))
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    getattr(net.a, name).fill_(0.3)
+    torch.testing.assert_close(model.predict(graph, log=False), net(data.x, data.edge_index))
+
+
+def nn_of(first, second):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = first, second
+
+        def forward(self, x, edge_index):
+            return self.b(self.a(x, edge_index).relu(), edge_index)
+
+    return Two().eval()
+
+
+def test_a_buffer_of_zeros_hides_nothing():
+    net = net_of(lambda net, h: h + net.mix * h.mean(0, keepdim=True))
+    net.register_buffer("mix", torch.zeros(1))
+    with pytest.raises(ValueError, match="'mean' .* isn't exact on mini-batches"):
+        gas.to_scalable(net, random_graph())
+
+
+def test_what_is_computed_of_a_buffer_alone_is_that_of_the_module():
+    net, data = net_of(lambda net, h: h * next(net.buffers()).exp()), random_graph()
+    net.register_buffer("buffer", torch.rand(WIDTH))
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    assert gas.verify(model, graph)
+    torch.testing.assert_close(model.predict(graph, log=False), net(data.x, data.edge_index))
+    net.buffer.neg_()
+    with pytest.raises(ValueError, match="'buffer' of the module has changed"):
+        model.predict(graph, log=False)
+
+
+def test_a_tensor_of_two_names_is_that_of_the_module_after_verify():
+    net, data = net_of(lambda net, h: h * net.t.exp() * net.same), random_graph()
+    net.same = net.t
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    assert gas.verify(model, graph)
+    torch.testing.assert_close(model.predict(graph, log=False), net(data.x, data.edge_index))
+
+
+ITEMS = {
+    "a list": ([0.5, 2.0], lambda s: s[0], lambda net: net.s.__setitem__(0, 3.0)),
+    "another list": ([0.5], lambda s: s[0], lambda net: setattr(net, "s", [3.0])),
+    "a dictionary": ({"k": 0.5}, lambda s: s["k"], lambda net: net.s.update(k=3.0)),
+    "a namespace": (SimpleNamespace(k=0.5), lambda s: s.k, lambda net: setattr(net.s, "k", 3.0)),
+    "a tuple": ((0.5,), lambda s: s[0], lambda net: setattr(net, "s", (3.0,))),
+    "a number of NumPy": (np.float64(0.5), float, lambda net: setattr(net, "s", np.float64(3.0))),
+    "an array": (np.full(WIDTH, 0.5, "f"), torch.from_numpy, lambda net: net.s.fill(3)),
+    "of the class": (..., lambda s: s, lambda net: setattr(type(net), "s", 3.0)),
+    "in the class": (..., lambda s: s[0], lambda net: net.s.__setitem__(0, 3.0)),
+    "a function": (torch.relu, lambda s: s(torch.ones(1)), lambda net: setattr(net, "s", abs)),
+    "tensors": ([torch.full((WIDTH,), 0.5)], lambda s: s[0], lambda net: net.s[0].fill_(3.0)),
+    "deep": ({"k": [{"m": 0.5}]}, lambda s: s["k"][0]["m"], lambda net: net.s.update(k=[3.0])),
+}
+
+
+@pytest.mark.parametrize("kind", ITEMS)
+def test_what_is_inside_of_an_attribute_is_followed(kind):
+    value, read, change = ITEMS[kind]
+    net, data = net_of(lambda net, h: h * read(net.s)), random_graph()
+    if value is ...:
+        type(net).s = 0.5 if kind == "of the class" else [0.5]
+    else:
+        net.s = value
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    torch.testing.assert_close(model.predict(graph, log=False), net(data.x, data.edge_index))
+    change(net)
+    with pytest.raises(ValueError, match="s.* of the module .* convert the module again"):
+        model.predict(graph, log=False)
+
+
+def test_what_a_call_does_not_read_may_change():
+    net, data = net_of(lambda net, h: h * net.args.scale), random_graph()
+    net.args, net.log = SimpleNamespace(scale=2.0, lr=0.1), []
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    net.args.lr = 0.01
+    net.log.append(1)
+    torch.testing.assert_close(model.predict(graph, log=False), net(data.x, data.edge_index))
+
+
+def test_a_forward_that_is_set_on_a_part_is_refused():
+    net, _, model, graph = converted()
+    net.sage.forward = net.conv.forward
+    with pytest.raises(ValueError, match="'sage.forward' of the module is .* and was None"):
+        model.predict(graph, log=False)

@@ -82,6 +82,15 @@ def without_preparation():
     model.predict(gas.cluster(ring(), 2, log=False), log=False)
 
 
+def with_changed_list():
+    weights = [torch.ones(2)]
+    net = net_of(lambda net, x, edge_index: net.conv(x, edge_index) * net.weights[0])
+    net.weights = weights
+    model = gas.to_scalable(net, ring())
+    weights[0].zero_()
+    model.predict(gas.cluster(ring(), 2, log=False), log=False)
+
+
 class Named(nn.Module):
     def forward(self, x):
         return {"x": x}
@@ -940,10 +949,7 @@ CASES = {
         lambda net, x, edge_index: net.conv(x, edge_index) * float(net.scale.exp()),
         scale=nn.Parameter(torch.tensor(0.5)),
     ),
-    "tensors in a list": lambda t: convert(
-        lambda net, x, edge_index: net.conv(x, edge_index) * net.weights[0],
-        weights=[torch.ones(2)],
-    ),
+    "a tensor in a list that was changed": lambda t: with_changed_list(),
     "a buffer that is clamped": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index) * net.weight.clamp_(0, 1),
         weight=nn.Buffer(torch.ones(2)),
