@@ -113,7 +113,8 @@ class FusedConv:
             self.path = f"pyg: the adjacency is a {type(edge_index).__name__}"
             kwargs = to_tensors(kwargs)
             return super().propagate(edge_index, size=size, **kwargs)  # type: ignore[misc]
-        adj = add_weight(edge_index, kwargs.get("edge_weight"))
+        weight = kwargs.get("edge_weight")
+        adj = edge_index if weight is None else add_weight(edge_index, weight)
         reason = self._reason_not_fused(adj)
         if reason:
             self.path = f"pyg: {reason}"
@@ -163,8 +164,9 @@ class FusedConv:
             return f"flow={self.flow!r}"
         if self._explain:
             return "an explanation masks its edges"
-        if any(getattr(self, name) for name in MESSAGE_HOOKS):
-            return "message passing has hooks"
+        for name in MESSAGE_HOOKS:  # A generator would be a Python call for each.
+            if getattr(self, name):
+                return "message passing has hooks"
         return ""
 
     @property
