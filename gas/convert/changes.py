@@ -39,6 +39,27 @@ def with_noise(weight: Tensor) -> Tensor:
     return torch.where(weight * (weight + noise) < 0, weight - noise, weight + noise)
 
 
+def add_noise(net: Module, computed: Collection[str]) -> None:
+    """Add noise to the parameters, buffers and other tensors of a module, but for some.
+
+    Those that are zero, such as the parameters of a gate, would hide the values before them, and a
+    buffer of ones would look as if it weren't read.
+    """
+    for weight in net.parameters():
+        weight.data = with_noise(weight.detach())
+    found = [
+        (f"{prefix}.{key}".lstrip("."), values, key, value)
+        for prefix, module in net.named_modules()
+        for values in (module._buffers, vars(module)) for key, value in values.items()
+        if isinstance(value, Tensor) and value.layout == torch.strided
+    ]  # fmt: skip
+    made = {id(value): value for name, *_, value in found if name in computed}
+    for _, values, key, value in found:  # A tensor may have several names.
+        if id(value) not in made:
+            made[id(value)] = with_noise(value.detach())
+        values[key] = made[id(value)]
+
+
 @contextlib.contextmanager
 def given_parameters(weights: Mapping[Tensor, Tensor]) -> Iterator[None]:
     """Give parameters copies of other values in this context."""

@@ -131,7 +131,7 @@ def convert_module(
     if choices.on_own_edges:
         write_normalisation(traced)
     prepared = move_preparation(traced) if inputs.is_list else None
-    spread_selected_rows(copied, graph)
+    spread_selected_rows(copied, graph, lambda: traced.record()[0])
     added = take_matrices(traced) if choices.on_matrix else {}
     traced.find_weighted()
     added |= move_normalisation(traced)

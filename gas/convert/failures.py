@@ -80,8 +80,13 @@ def describe_values(values: Mapping[str, Any]) -> str:
 
 def is_own(error: BaseException) -> bool:
     """Return whether an error is one of this library's, whose text says what to do."""
+    return isinstance(error, ValueError) and _is_raised_here(error)
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    """Return whether an error is raised by a line of this library."""
     frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, ValueError) and frames[-1].filename.startswith(_LIBRARIES[-1])
+    return frames[-1].filename.startswith(_LIBRARIES[-1])
 
 
 def explain_trace(error: Exception) -> str:
@@ -93,11 +98,17 @@ def explain_trace(error: Exception) -> str:
             "it calls a function of torch.func, such as vmap, which can't be followed: compute all "
             "rows at once, as x * weight does instead of vmap(lambda row: row * weight)(x)"
         )
+    if isinstance(error, TypeError | AttributeError) and _is_raised_here(error):
+        return describe_error(error)
     why = "It is called with stand-ins for tensors, which have shapes but no values"
     if isinstance(error, TraceError):
-        why = "What it does must not depend on values of tensors"
+        why = (
+            "What it does must not depend on values of tensors. Leave a check out of forward, and "
+            "make it of the graph before; for anything else"
+        )
+    comma = "," if isinstance(error, TraceError) else ":"
     return (
-        f"{describe_error(error)}. {why}: subclass gas.ScalableGNN instead, and call "
+        f"{describe_error(error)}. {why}{comma} subclass gas.ScalableGNN instead, and call "
         "push_and_pull after every layer but the last"
     )
 

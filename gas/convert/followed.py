@@ -332,7 +332,7 @@ def _is_helper(value: Any) -> bool:
 def _codes(found: list[Any]) -> Iterator[tuple[CodeType, dict[str, Any]]]:
     """Yield the code of functions and properties, and that within it, with their globals."""
     for each in found:
-        function = getattr(each, "fget", None) or getattr(each, "__func__", each)
+        function: Any = getattr(each, "fget", None) or getattr(each, "__func__", each)
         function = inspect.unwrap(function) if callable(function) else None
         left = [function.__code__] if isinstance(function, FunctionType) else []
         while left:

@@ -32,7 +32,7 @@ from gas.convert.arguments import (
     refuse_ambiguous_weights,
     takes_rows_alone,
 )
-from gas.convert.changes import with_noise
+from gas.convert.changes import add_noise
 from gas.convert.edge_layers import make_matrix
 from gas.convert.failures import (
     describe_error,
@@ -349,9 +349,6 @@ def make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
 def copy_with_noise(net: Module, emptied: dict[str, Any], computed: Collection[str] = ()) -> Module:
     """Copy a module, and add noise to its tensors, for runs on small graphs.
 
-    Those that are zero, such as the parameters of a gate, would hide the values before them, and a
-    buffer of ones would look as if it weren't read.
-
     Args:
         net: The module.
         emptied: Attributes that the copy doesn't have, see :func:`gas.convert.kept.find_filled`.
@@ -361,19 +358,7 @@ def copy_with_noise(net: Module, emptied: dict[str, Any], computed: Collection[s
     copied = copy_module(net)
     forget_cached(copied)
     set_attributes(copied, emptied)
-    for weight in copied.parameters():
-        weight.data = with_noise(weight.detach())
-    found = [
-        (f"{prefix}.{key}".lstrip("."), values, key, value)
-        for prefix, module in copied.named_modules()
-        for values in (module._buffers, vars(module)) for key, value in values.items()
-        if isinstance(value, Tensor) and value.layout == torch.strided
-    ]  # fmt: skip
-    made = {id(value): value for name, *_, value in found if name in computed}
-    for _, values, key, value in found:  # A tensor may have several names.
-        if id(value) not in made:
-            made[id(value)] = with_noise(value.detach())
-        values[key] = made[id(value)]
+    add_noise(copied, computed)
     return copied
 
 

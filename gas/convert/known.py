@@ -93,7 +93,8 @@ class KnownProxy(Proxy):
                 "tensor itself, such as x * self.scale instead of x * float(self.scale)"
             )
         raise TypeError(
-            f"'{self.node.name}' depends on the graph, and a number is expected that doesn't"
+            f"'{self.node.name}' depends on the graph, and a number is expected that doesn't: "
+            "compute it of the graph before, and keep it as an option of the module"
         )
 
 

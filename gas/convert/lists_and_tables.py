@@ -333,6 +333,6 @@ def find_tables(net: Module, num_nodes: int) -> Tables:
         changes = getattr(module, "max_norm", None) is not None
         for key, weight in module._parameters.items():
             is_known = weight is not None and not is_lazy(weight) and not changes
-            if is_known and weight.dim() == 2 and weight.size(dim) == num_nodes:
+            if is_known and weight.dim() > dim and weight.size(dim) == num_nodes:
                 dims.append((f"{prefix}.{key}".lstrip("."), dim))
     return Tables(num_nodes, tuple(dims), tuple(by_id))

@@ -91,7 +91,9 @@ class TracedMatrix:
     def multiply(self, x: Any, reduce: str = "sum") -> Any:
         """Return the product with rows of nodes, ``[num_columns, ...]``."""
         if isinstance(x, TracedMatrix):
-            return self.__getattr__("product with another matrix")
+            raise ValueError(
+                "the product of two sparse matrices can't be followed: multiply twice, A @ (A @ x)"
+            )
         return _call_product(x, reduce, torch.stack([self.col, self.row]), self.value)
 
     matmul = mm = spmm = __matmul__ = multiply

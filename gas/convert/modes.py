@@ -6,6 +6,7 @@ import difflib
 import inspect
 import itertools
 import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import CodeType, FunctionType
@@ -107,6 +108,7 @@ def record_functions(record: Callable[[Any], Callable[..., Any]]) -> Iterator[No
         ValueError: If both directions of edges were dropped together, or a dense matrix made.
     """
     in_pairs: list[str] = []  # Also by layers that aren't followed.
+    thread = threading.get_ident()
     EDGE_CALLS.clear()
     made = {name: record(function) for name, function in _COPIES.items()}
 
@@ -114,6 +116,8 @@ def record_functions(record: Callable[[Any], Callable[..., Any]]) -> Iterator[No
         recorded = made[function.__name__]
 
         def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return function(*args, **kwargs)
             EDGE_CALLS.append(function.__name__)
             given = dict(zip(EDGE_DROPOUTS[function], args, strict=False)) | kwargs
             in_pairs.extend([function.__name__] * bool(given.get("force_undirected", False)))

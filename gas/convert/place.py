@@ -12,6 +12,8 @@ from torch.fx import Graph, Node
 from torch.nn import Module
 
 from gas.convert.edge_dropout import SCALED
+from gas.convert.inputs import copy_value
+from gas.convert.known import evaluate_node, is_close
 from gas.convert.layers import WEIGHT, LayerCall
 from gas.convert.modes import IN_ONE_MODE, TRAINING
 from gas.convert.normalise import Normalise
@@ -32,12 +34,14 @@ from gas.convert.scope import (
 from gas.convert.trace import get_module, is_dropout, is_layer
 from gas.convert.traced import EDGES, ROWS, Traced
 from gas.nn import LINEAR_LAYERS, Dropout, FusedConv, has_hooks
+from gas.scalable import preserve_modes
 
 
 class Placement:
     """Placement of histories in a traced graph.
 
-    There is one before each layer; if its input has dropout, before the dropout.
+    There is one before each layer; if its input is of dropout, and of single rows since, before the
+    dropout. A sum of rows with dropout and others is stored as it is.
 
     * ``whole``: nodes that are computed for all rows of a mini-batch, halo included.
     * ``pulled``: nodes that are computed for own rows; their halo is pulled from a history.
@@ -115,8 +119,24 @@ class Placement:
                 out.add(node)
         return out
 
+    def _draws(self, node: Node) -> bool:
+        """Return whether a value is drawn anew in training, such as by a module with dropout."""
+        if node.op not in ("call_function", "call_method", "call_module"):
+            return False
+        net, values = self._traced.net, self._traced.values
+
+        def value_of(each: Node) -> Any:
+            return True if each.target == TRAINING else copy_value(values[each])
+
+        with preserve_modes(net, True), torch.no_grad():
+            found = [evaluate_node(net, node, value_of) for _ in range(2)]
+        return not is_close(*found)
+
     def _chain_to_dropout(self, node: Node) -> list[Node]:
-        """Return the nodes from a value back to the first dropout before it, if there is one."""
+        """Return the nodes from a value back to the first dropout before it, if there is one.
+
+        Of rows that are computed of single other rows alone: it ends at a sum of two.
+        """
         chain: list[Node] = []
         until = 0
         while not is_layer(self._traced.net, node) and node not in self._exact:
@@ -124,7 +144,7 @@ class Placement:
             if len(rows) != 1:
                 break
             chain.append(node)
-            if is_dropout(self._traced.net, node):
+            if is_dropout(self._traced.net, node) or self._draws(node):
                 until = len(chain)
             node = rows[0]
         return chain[:until]

@@ -19,6 +19,7 @@ from gas.convert.matrices import matrix_error
 from gas.convert.modes import TRAINING
 from gas.convert.scope import dropout, pull, with_own
 from gas.convert.trace import get_module, is_dropout
+from gas.convert.traced import Values
 from gas.nn import BATCH_NORMS, Dropout, has_hooks, relu_dropout
 
 COMPARISONS = (
@@ -73,14 +74,19 @@ def _check_view(order: dict[Node, int], node: Node) -> None:
             )
 
 
-def spread_selected_rows(net: Module, graph: Graph) -> None:
+def spread_selected_rows(net: Module, graph: Graph, record: Callable[[], Values]) -> None:
     """Have assignments such as ``x[mask] = f(y[mask])`` take ``f(y)``, of which they select rows.
 
-    Not of a module that takes statistics of rows, such as a batch norm.
+    Not of a module that takes statistics of rows, such as a batch norm, nor by indices.
+
+    Args:
+        net: The module.
+        graph: Its graph.
+        record: Computes the values of the nodes.
     """
     for node in graph.nodes:
         key = node.args[1] if node.target is assign else None
-        if not isinstance(key, Node):
+        if not isinstance(key, Node) or getattr(record()[key], "dtype", None) is not torch.bool:
             continue
         for rows in [each for each in graph.nodes if each.target is operator.getitem]:
             whole, mask = rows.args

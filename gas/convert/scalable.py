@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from dataclasses import replace
+from numbers import Integral
 from typing import Any, overload
 
 import torch
@@ -33,6 +35,8 @@ from gas.graph import check_nodes
 from gas.nn import NeverExactError, check_exact, explain_failures
 from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
 
+# Options of a model besides its number of nodes and layers, and their widths, which follow.
+_OPTIONS = list(inspect.signature(ScalableGNN.__init__).parameters)[4:]
 _LOCK = threading.RLock()  # One thread converts at a time: functions are replaced meanwhile.
 
 
@@ -83,6 +87,11 @@ def to_scalable(
     """
     _check_module(net)
     if isinstance(data, HeteroData):
+        if num_nodes is not None:
+            raise ValueError(
+                "'num_nodes' is given with a HeteroData, which has a number for each type of "
+                "nodes: leave it out"
+            )
         return to_hetero_model(net, data, **_with_precision(net, None, kwargs))
     if data is not None and not isinstance(data, Data):
         raise ValueError(
@@ -96,6 +105,7 @@ def to_scalable(
     if isinstance(net, ScalableGNN):
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
     _check_forward(net)
+    _check_options(num_nodes, kwargs)
     data = make_graph(net, data, num_nodes)
     check_exact("", net)
     net, data = wrap_lists(net, data)
@@ -108,6 +118,14 @@ def to_scalable(
                 if joined is not net:
                     return _convert(joined, listed, kwargs)
             raise
+
+
+def _check_options(num_nodes: Any, options: dict[str, Any]) -> None:
+    is_count = isinstance(num_nodes, Integral) and not isinstance(num_nodes, bool)
+    if num_nodes is not None and not (is_count and num_nodes >= 1):
+        raise ValueError(f"'num_nodes' is {num_nodes!r}, expected an integer of at least 1")
+    for name in [name for name in options if name not in _OPTIONS]:
+        raise ValueError(f"{name!r} is no argument of gas.to_scalable: leave it out")
 
 
 def _check_module(net: Any) -> None:

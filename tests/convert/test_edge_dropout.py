@@ -541,3 +541,20 @@ def test_attributes_of_edges_under_any_name_are_dropped_with_them():
     expected = net(data.x, data.edge_index, data.rel)
     torch.manual_seed(0)
     torch.testing.assert_close(model(batch), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_calls_of_another_thread_are_not_the_models():
+    data, stop = random_graph(), threading.Event()
+
+    def drop():
+        while not stop.is_set():
+            dropout_edge(data.edge_index, force_undirected=True)
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    try:
+        for _ in range(3):
+            gas.to_scalable(pyg.GraphSAGE(data.num_features, 4, 2, 3), data)
+    finally:
+        stop.set()
+        thread.join()

@@ -280,3 +280,41 @@ def test_inference_after_moving_and_replacing_weights():
     clustered = gas.cluster(data, 4, model=model, log=False)
     expected = pyg.Sequential.forward(net.double(), data.x, data.edge_index)
     assert torch.allclose(model.predict(clustered), expected, atol=1e-5)
+
+
+class HalfOff(nn.Module):
+    """A module that drops by itself, as a feed-forward part of a transformer does."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(W, W)
+
+    def forward(self, x):
+        return F.dropout(self.lin(x).exp(), 0.5, self.training)
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x) if self.training else x
+
+
+@pytest.mark.parametrize(
+    "part", [HalfOff, Noise, nn.RReLU, lambda: pyg.MLP([W, W, W], dropout=0.5)]
+)
+def test_what_a_part_draws_is_not_stored(part):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.part, self.b = pyg.SAGEConv(W, W), part(), pyg.SAGEConv(W, W)
+
+        def forward(self, x, edge_index):
+            return self.b(self.part(self.a(x, edge_index)), edge_index)
+
+    model = gas.to_scalable(Net(), graph())
+    cut = gas.cluster(graph(), 2, model=model, log=False)
+    stored = []
+    for _ in range(2):
+        for batch in gas.SubgraphLoader(cut, log=False):
+            model(batch)
+        stored.append(model.histories[0].emb.clone())
+    assert torch.equal(*stored)

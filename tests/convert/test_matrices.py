@@ -464,7 +464,7 @@ def test_layers_beside_what_is_computed_of_the_matrix(is_weighted):
 @pytest.mark.parametrize(
     ("compute", "reason"),
     [
-        (lambda net, x, adj_t: adj_t @ adj_t, "'product with another matrix' of a sparse matrix"),
+        (lambda net, x, adj_t: adj_t @ adj_t, "the product of two sparse .* A @ \\(A @ x\\)$"),
         (lambda net, x, adj_t: adj_t.to_dense(), "'to_dense' of a sparse matrix can't be followed"),
         (lambda net, x, adj_t: adj_t + adj_t, r"'\+, - or \[...\]' of a sparse matrix"),
         (lambda net, x, adj_t: adj_t[:, :], r"'\+, - or \[...\]' of a sparse matrix"),

@@ -686,3 +686,14 @@ def test_messages_that_are_dropped_are_no_products(p):
     net = Sequential("x, edge_index", [(DropsMessages(p), "x, edge_index -> x")])
     model, _, _ = check(net, random_graph(), of_x)
     assert ("_projected_sum" in str(model)) == (p == 0)
+
+
+def test_rows_that_are_added_at_indices_are_refused_by_what_they_are():
+    def forward(self, x, edge_index):
+        out = x.clone()
+        out[edge_index[1]] += x[edge_index[0]]  # Of several edges, the last one's.
+        return out
+
+    net = type("Net", (nn.Module,), {"forward": forward})()
+    with pytest.raises(ValueError, match="'clone_changed' is computed of messages along edges"):
+        gas.to_scalable(net, random_graph())

@@ -287,6 +287,21 @@ class OfGraph(Net):
         return super().forward(data.edge_index)
 
 
+def test_a_table_may_have_one_number_for_each_node():
+    class Net(nn.Module):
+        def __init__(self, num_nodes):
+            super().__init__()
+            self.a, self.b = SAGEConv(5, 4), SAGEConv(4, 3)
+            self.weight = nn.Parameter(torch.randn(num_nodes))
+
+        def forward(self, x, edge_index):
+            h = self.a(x, edge_index).relu() * self.weight.unsqueeze(-1)
+            return self.b(h, edge_index)
+
+    data = random_graph()
+    check(Net(data.num_nodes), data, lambda net, data: net(data.x, data.edge_index))
+
+
 def test_lists_that_are_not_read_are_not_joined():
     data, net = random_graph(200), OfGraph(200)
     data.other_edge_index = data.edge_index[:, :50].flip(0)

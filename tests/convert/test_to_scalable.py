@@ -395,3 +395,31 @@ def test_it_trains(case):
             loss.backward()
             optimizer.step()
     assert whole_loss() < before
+
+
+@pytest.mark.parametrize("num_nodes", [0, -1, 2.5, True])
+def test_a_number_of_nodes_is_an_integer_of_at_least_1(num_nodes):
+    with pytest.raises(ValueError, match=f"'num_nodes' is {num_nodes}, expected an integer"):
+        gas.to_scalable(GCN(2, 2, 2), num_nodes=num_nodes)
+
+
+def test_options_of_other_names_are_refused():
+    for name in ("stor", "hidden_channels"):
+        with pytest.raises(ValueError, match=f"'{name}' is no argument of gas.to_scalable"):
+            gas.to_scalable(GCN(2, 2, 2), num_nodes=4, **{name: "host"})
+
+
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        (lambda x, e: x[: int(e.max())], "keep it as an option of the module$"),
+        (lambda x, e: x if torch.isnan(x).any() else -x, "Leave a check out of forward"),
+    ],
+)
+def test_errors_end_with_what_to_do(function, error):
+    class Net(nn.Module):
+        def forward(self, x, edge_index):
+            return function(x, edge_index)
+
+    with pytest.raises(ValueError, match=error):
+        gas.to_scalable(Net(), Data(x=torch.randn(9, 2), edge_index=torch.randint(9, (2, 20))))

@@ -978,6 +978,14 @@ CASES = {
     "a layer that is random": lambda t: convert(
         lambda net, x, edge_index: net.conv(net.noise(x), edge_index), noise=Noise()
     ),
+    "no node": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2), num_nodes=0),
+    "an unknown option": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2), ring(), stor="host"),
+    "num_nodes of typed data": lambda t: gas.to_scalable(
+        pyg.GCN(2, 2, 2), HeteroData(), num_nodes=4
+    ),
+    "a product of two sparse matrices": lambda t: convert(
+        lambda net, x, e: (m := torch.sparse_coo_tensor(e, x[e[0], 0], x.shape[:1] * 2)) @ m @ x
+    ),
     "typed data without types": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2), HeteroData()),
     "edges in place of data": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2), torch.zeros(2, 0)),
     "a number of nodes in a product": lambda t: convert(
