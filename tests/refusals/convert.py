@@ -82,12 +82,11 @@ def without_preparation():
     model.predict(gas.cluster(ring(), 2, log=False), log=False)
 
 
-def with_changed_list():
-    weights = [torch.ones(2)]
-    net = net_of(lambda net, x, edge_index: net.conv(x, edge_index) * net.weights[0])
-    net.weights = weights
+def with_changed_list(items, change):
+    net = net_of(lambda net, x, edge_index: net.conv(x, edge_index) * net.items[0])
+    net.items = items
     model = gas.to_scalable(net, ring())
-    weights[0].zero_()
+    change(items)
     model.predict(gas.cluster(ring(), 2, log=False), log=False)
 
 
@@ -949,7 +948,10 @@ CASES = {
         lambda net, x, edge_index: net.conv(x, edge_index) * float(net.scale.exp()),
         scale=nn.Parameter(torch.tensor(0.5)),
     ),
-    "a tensor in a list that was changed": lambda t: with_changed_list(),
+    "a tensor in a list that was changed": lambda t: with_changed_list(
+        [torch.ones(2)], lambda items: items[0].zero_()
+    ),
+    "a number in a list that was changed": lambda t: with_changed_list([2.0], list.clear),
     "a buffer that is clamped": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index) * net.weight.clamp_(0, 1),
         weight=nn.Buffer(torch.ones(2)),
