@@ -251,10 +251,8 @@ def find_followed(
         if is_own_module(module):
             chosen = {}
             for key in sorted(read):
-                value, name = (
-                    inspect.getattr_static(module, key, ...),
-                    f"{prefix}.{key}".lstrip("."),
-                )
+                value = inspect.getattr_static(module, key, ...)
+                name = f"{prefix}.{key}".lstrip(".")
                 owners = (vars(module), *map(vars, type(module).__mro__))
                 owner = next((each for each in owners if key in each), None)
                 if owner is None or name in unknown:
