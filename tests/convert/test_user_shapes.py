@@ -514,14 +514,10 @@ def average(net, x, edge_index):
          "torch.func, such as vmap", lambda net, x, e: net.conv(x, e) * net.weight),
         (lambda net, x, e: net.conv(x, e) * float(net.weight[0]), "makes a number of 'weight'",
          lambda net, x, e: net.conv(x, e) * net.weight[0]),
-        (lambda net, x, e: net.conv(x, e) * net.kept[0], "'kept' is a list of tensors",
-         lambda net, x, e: net.conv(x, e) * net.weight),
-        (lambda net, x, e: net.conv(x, e) * (2 * net.named["a"]), "'named' is a dict of tensors",
-         lambda net, x, e: net.conv(x, e) * (2 * net.weight)),
         (lambda net, x, e: net.gcn(x, e), "the hook before 'gcn' .GCNConv.",
          lambda net, x, e: net.gcn(2 * x, e)),
     ],
-    ids=["clamp", "average", "vmap", "number", "list", "dict", "hook"],
+    ids=["clamp", "average", "vmap", "number", "hook"],
 )  # fmt: skip
 def test_what_refusals_tell_to_do_instead_converts(run, text, cured):
     def make(function):
@@ -529,7 +525,6 @@ def test_what_refusals_tell_to_do_instead_converts(run, text, cured):
         if function is run:
             net.gcn.register_forward_pre_hook(lambda _, args: (2 * args[0], *args[1:]))
         net.register_buffer("weight", torch.tensor([0.2, 0.7, 0.4]))
-        net.kept, net.named = [torch.ones(3)], {"a": torch.ones(3)}
         return net
 
     data = random_graph()
