@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import threading
 from dataclasses import replace
-from numbers import Integral
 from typing import Any, overload
 
 import torch
@@ -33,7 +32,13 @@ from gas.convert.sample import find_sample_graphs
 from gas.convert.state import is_own_module, keep_generators
 from gas.graph import check_nodes
 from gas.nn import NeverExactError, check_exact, explain_failures
-from gas.scalable import HeteroModel, ScalableGNN, to_hetero_model
+from gas.scalable import (
+    HeteroModel,
+    ScalableGNN,
+    check_integer,
+    check_names,
+    to_hetero_model,
+)
 
 # Options of a model besides its number of nodes and layers, and their widths, which follow.
 _OPTIONS = list(inspect.signature(ScalableGNN.__init__).parameters)[4:]
@@ -121,11 +126,9 @@ def to_scalable(
 
 
 def _check_options(num_nodes: Any, options: dict[str, Any]) -> None:
-    is_count = isinstance(num_nodes, Integral) and not isinstance(num_nodes, bool)
-    if num_nodes is not None and not (is_count and num_nodes >= 1):
-        raise ValueError(f"'num_nodes' is {num_nodes!r}, expected an integer of at least 1")
-    for name in [name for name in options if name not in _OPTIONS]:
-        raise ValueError(f"{name!r} is no argument of gas.to_scalable: leave it out")
+    if num_nodes is not None:
+        check_integer("num_nodes", num_nodes, 1)
+    check_names(options, _OPTIONS, "gas.to_scalable")
 
 
 def _check_module(net: Any) -> None:

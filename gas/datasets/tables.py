@@ -189,7 +189,7 @@ class Table:
         """Read a column of a text file as real numbers, or then as text, whatever it begins with.
 
         Returns:
-            Whether this is another type than before.
+            ``True`` if the type has changed, ``False`` for a column that is text already.
         """
         import pyarrow as pa
 

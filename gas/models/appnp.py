@@ -11,9 +11,9 @@ from torch.nn import ModuleList
 from torch_geometric.transforms import GCNNorm
 
 from gas.history import Rows, first_rows
-from gas.models.layered import LayeredGNN, check_integers, check_share
+from gas.models.layered import LayeredGNN, check_share
 from gas.nn import Linear, Neighbours, SimpleConv
-from gas.scalable import check_constructor
+from gas.scalable import check_constructor, check_integer
 
 
 class APPNP(LayeredGNN):
@@ -64,7 +64,7 @@ class APPNP(LayeredGNN):
         **kwargs: Any,
     ) -> None:
         check_share("alpha", alpha)
-        check_integers(hidden_channels=hidden_channels)
+        check_integer("hidden_channels", hidden_channels, 1)
         super().__init__(
             num_nodes, in_channels, out_channels, out_channels, num_layers, dropout, drop_input,
             False, False, pool_size, buffer_size, device, **kwargs,

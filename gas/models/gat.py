@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch.nn import ModuleList
 from torch_geometric.transforms import AddRemainingSelfLoops
 
-from gas.models.layered import LayeredGNN, check_integers
+from gas.models.layered import LayeredGNN
 from gas.nn import GATConv
-from gas.scalable import check_constructor
+from gas.scalable import check_constructor, check_integer
 
 
 class GAT(LayeredGNN):
@@ -61,9 +61,9 @@ class GAT(LayeredGNN):
         residual: bool = False,
         **kwargs: Any,
     ) -> None:
-        check_integers(
-            hidden_channels=hidden_channels, hidden_heads=hidden_heads, out_heads=out_heads
-        )
+        check_integer("hidden_channels", hidden_channels, 1)
+        check_integer("hidden_heads", hidden_heads, 1)
+        check_integer("out_heads", out_heads, 1)
         super().__init__(
             num_nodes, in_channels, hidden_channels * hidden_heads, out_channels, num_layers,
             dropout, drop_input, False, residual, pool_size, buffer_size, device, **kwargs,

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch_geometric.transforms import GCNNorm
 
 from gas.history import Rows
-from gas.models.layered import LayeredGNN, check_integers, check_share
+from gas.models.layered import LayeredGNN, check_share
 from gas.nn import GCN2Conv, Linear, Neighbours
-from gas.scalable import check_constructor
+from gas.scalable import check_constructor, check_integer
 
 
 class GCN2(LayeredGNN):
@@ -71,7 +71,7 @@ class GCN2(LayeredGNN):
         check_share("alpha", alpha)
         if not 0 <= theta < math.inf:
             raise ValueError(f"'theta' is {theta}, expected a number of at least 0")
-        check_integers(hidden_channels=hidden_channels)
+        check_integer("hidden_channels", hidden_channels, 1)
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
             batch_norm, residual, pool_size, buffer_size, device, **kwargs,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import numbers
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -24,7 +23,7 @@ from gas.nn import (
     dropout,
     relu_dropout,
 )
-from gas.scalable import ScalableGNN, check_constructor, collect_kwargs
+from gas.scalable import ScalableGNN, check_constructor, check_integer, collect_kwargs
 
 if TYPE_CHECKING:
     from gas.loader import SubData
@@ -63,7 +62,7 @@ class LayeredGNN(ScalableGNN):
     """Whether the first layers multiply only the non-zeros of sparse features."""
 
     infers_in_channels = False
-    """Whether ``in_channels=-1`` is the width of the first input, as in PyG."""
+    """Infer the width of the input from the first batch if ``in_channels=-1``, as PyG does."""
 
     _is_static = True
     activation: Callable[[Tensor], Tensor] = staticmethod(torch.relu)
@@ -88,11 +87,11 @@ class LayeredGNN(ScalableGNN):
         # All checks come first: histories may be files.
         check_dropout(dropout)
         if in_channels != -1 or not self.infers_in_channels:
-            check_integers(in_channels=in_channels)
-        check_integers(out_channels=out_channels)
+            check_integer("in_channels", in_channels, 1)
+        check_integer("out_channels", out_channels, 1)
         widths = hidden_channels if isinstance(hidden_channels, Sequence) else [hidden_channels]
         for width in widths:
-            check_integers(hidden_channels=width)
+            check_integer("hidden_channels", width, 1)
         super().__init__(
             num_nodes, hidden_channels, num_layers, pool_size, buffer_size, device, **kwargs
         )
@@ -332,14 +331,6 @@ class LayeredGNN(ScalableGNN):
         if not self.lins:
             return x
         return self.lins[-1](self._drop(x))
-
-
-def check_integers(**values: object) -> None:
-    """Raise ``ValueError`` unless the values, by the names of arguments, are integers above 0."""
-    for name, value in values.items():
-        is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        if not is_whole or value < 1:  # type: ignore[operator]
-            raise ValueError(f"'{name}' is {value!r}, expected an integer of at least 1")
 
 
 def check_share(name: str, value: float) -> None:

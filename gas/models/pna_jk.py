@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Identity, ReLU, Sequential
 
 from gas.history import Rows
-from gas.models.layered import LayeredGNN, check_integers
+from gas.models.layered import LayeredGNN
 from gas.models.pna import PNAConv, check_aggregation
 from gas.nn import Linear, apply_rowwise
-from gas.scalable import check_constructor
+from gas.scalable import check_constructor, check_integer
 
 
 class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
@@ -65,7 +65,7 @@ class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
         **kwargs: Any,
     ) -> None:
         check_aggregation(aggregators, scalers, deg)
-        check_integers(hidden_channels=hidden_channels)
+        check_integer("hidden_channels", hidden_channels, 1)
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
             batch_norm, residual, pool_size, buffer_size, device, **kwargs,

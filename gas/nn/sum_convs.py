@@ -33,7 +33,7 @@ class SumConv(FusedConv):
     """A convolution that aggregates by :func:`spmm`."""
 
     uses_values = True
-    """Whether messages are multiplied by the values of the adjacency."""
+    """Multiply messages by the values of the adjacency."""
 
     def _reason_not_fused(self, adj: Adjacency) -> str:
         if self.uses_values and adj.value is not None and self._reduce in ("max", "min"):

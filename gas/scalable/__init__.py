@@ -1,6 +1,7 @@
 """``ScalableGNN``, the base class of models: calls, inference, exactness and verification."""
 
 from gas.loader import unwrap_loader
+from gas.native import check_integer, check_names
 from gas.scalable.arguments import check_constructor
 from gas.scalable.base import (
     emb_device,
@@ -54,6 +55,8 @@ __all__ = [
     "attributes",
     "cancel_pulls",
     "check_constructor",
+    "check_integer",
+    "check_names",
     "compute_dtype",
     "distribute",
     "emb_device",
