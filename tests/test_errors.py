@@ -44,11 +44,6 @@ UNREACHED = [
     ("graph/layout.py", 'raise NotImplementedError(f"adjacencies', "no caller makes one"),
     ("scalable/former.py", "warn(f'ScalableGNN", "of names that go away in version 0.3"),
     ("convert/model.py", "raise AssertionError", "a stage of inference pushes nothing itself"),
-    (
-        "convert/normalise.py",
-        "raise DifferentEdgesError('layers take",
-        "has each layer normalise its own edges",
-    ),
     ("convert/check.py", "raise AssertionError", "stands for histories where none are read"),
     ("convert/runs.py", "raise InexactLayerError", "has the layer followed; others say why"),
     ("convert/conversion.py", "raise InexactLayerError", "has the layer followed; others say why"),

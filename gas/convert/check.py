@@ -30,7 +30,6 @@ from gas.convert.inputs import (
 )
 from gas.convert.known import is_close
 from gas.convert.layers import LayerCall
-from gas.convert.matrices import PRODUCTS, add_product, add_products
 from gas.convert.messages import Messages
 from gas.convert.normalise import disable_normalisation
 from gas.convert.outputs import Outputs, flatten
@@ -39,6 +38,7 @@ from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
 from gas.convert.state import eval_mode, keep_generators
 from gas.convert.trace import Added
 from gas.convert.traced import EDGES, OTHER, ROWS, Traced, row_dim
+from gas.convert.traced_matrix import PRODUCTS, add_product, add_products
 from gas.graph import WEIGHT, with_edge_index
 from gas.history import Rows
 from gas.loader import SubgraphLoader
@@ -338,9 +338,7 @@ class Conversion:
         if not all(isinstance(value, Tensor) for value in tensors) or listed.num_nodes < 4:
             return None
         out = subsample(listed, sorted(names), MOST_NODES, MOST_EDGES)
-        if self.inputs.reads_adj_t(data):
-            if WEIGHT not in out and not self.inputs.matrix:
-                out.edge_weight = torch.ones(out.num_edges)
+        if self.inputs.matrix and self.inputs.reads_adj_t(data):
             out.adj_t = self.inputs.to_matrix(out)
             del out.edge_index, out.edge_weight
         return out

@@ -41,11 +41,7 @@ from gas.convert.layers import (
 )
 from gas.convert.messages import wrap_messages
 from gas.convert.model import Converted
-from gas.convert.normalise import (
-    move_normalisation,
-    take_matrices,
-    write_normalisation,
-)
+from gas.convert.normalise import refuse_normalisation, write_normalisation
 from gas.convert.outputs import (
     Outputs,
     call_module,
@@ -56,14 +52,13 @@ from gas.convert.outputs import (
 )
 from gas.convert.place import GraphWriter, Placement
 from gas.convert.prepare import move_preparation
-from gas.convert.products import merge_projections, replace_products, replace_sums
+from gas.convert.products import merge_projections, replace_sums
 from gas.convert.rewrite import (
     asks_for_rows,
     erase_unused,
     follow_changes,
     read_all_rows,
     read_masks,
-    refuse_methods,
     skip_copies,
     spread_selected_rows,
     turn_ends,
@@ -72,6 +67,7 @@ from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.state import CONSTANT, NUMBERS, eval_mode, keep_attributes, run_mode, training_mode
 from gas.convert.trace import is_layer, trace
 from gas.convert.traced import Traced, describe_constants, row_dims
+from gas.convert.traced_matrix import add_products
 from gas.nn import explain_failures, fuse
 
 OWN = 31  # In-batch nodes of the first mini-batch on which layers are checked.
@@ -82,16 +78,12 @@ class Choices:
     """Ways to convert a module, of which the first that is exact is taken.
 
     * ``opened``: types of layers that are followed up to ``propagate``.
-    * ``on_matrix``: whether layers read the values of a matrix.
-    * ``on_own_edges``: whether each layer normalises the edges that it is given.
     * ``is_turned``: whether messages go from ``edge_index[1]`` to ``edge_index[0]``.
     * ``emptied``: attributes that the module has computed of the graph, and their empty values.
     * ``computed``: tensors of the module that it is known to compute with in a trace.
     """
 
     opened: Opened = ()
-    on_matrix: bool = False
-    on_own_edges: bool = False
     is_turned: bool = False
     emptied: dict[str, Any] = field(default_factory=dict)
     computed: frozenset[str] = frozenset()
@@ -128,15 +120,11 @@ def convert_module(
     num_dropped = sum(DROP in node.meta for node in graph.nodes)
     if choices.is_turned:
         turn_ends(graph, traced.record()[0])
-    if choices.on_own_edges:
-        write_normalisation(traced)
-    prepared = move_preparation(traced) if inputs.is_list else None
+    write_normalisation(traced)
+    prepared = move_preparation(traced)
+    refuse_normalisation(traced)
     spread_selected_rows(copied, graph, lambda: traced.record()[0])
-    added = take_matrices(traced) if choices.on_matrix else {}
-    traced.find_weighted()
-    added |= move_normalisation(traced)
-    traced.find_weighted()
-    added |= wrap_selecting_layers(traced)
+    added = wrap_selecting_layers(traced)
     fixed = trained[:1] if num_dropped else trained  # For the first, no edges are dropped.
     outputs = record_checked(traced, expected, fixed, draws)
     _check_noise(traced, outputs, *noise, len(fixed) + 1)
@@ -146,7 +134,6 @@ def convert_module(
     projected = merge_projections(traced)
     added |= messages | (products or {}) | (projected or {})
     if projected is not None or products is not None or messages:
-        traced.find_weighted()
         outputs = record_checked(traced, expected, fixed, draws)
         traced.find_kinds()
     check_outputs(outputs, traced)
@@ -157,8 +144,8 @@ def convert_module(
     check_edges(traced, calls, num_dropped)
     _find_forms(traced, calls, len(trained))
     made = Conversion(
-        replace(traced, net=net), calls, outputs, prepared or traced.transform, choices.opened,
-        added, choices.emptied, computed,
+        replace(traced, net=net), calls, outputs, prepared, choices.opened, added, choices.emptied,
+        computed,
     )  # fmt: skip
     return _make_model(copied, data, options, made)
 
@@ -252,9 +239,7 @@ def _trace(
     take_edge_dropout(traced)
     read_masks(graph)
     skip_copies(graph, traced.edges)
-    replace_products(net, graph, traced.edges)
-    if inputs.is_matrix:
-        refuse_methods(graph, traced.edges)
+    add_products(net, graph)
     if any(map(asks_for_rows, graph.nodes)):
         read_all_rows(graph, traced.record()[0])
         erase_unused(graph)

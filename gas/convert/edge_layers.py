@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.matrices import TracedMatrix
+from gas.convert.traced_matrix import TracedMatrix
 from gas.graph import WEIGHT, find_layout
 from gas.nn import SimpleConv
 
@@ -37,13 +37,6 @@ def several_values_error(name: str, layer: Module, value: Any) -> InexactLayerEr
     )
 
 
-class DifferentEdgesError(ValueError):
-    """Error of layers that can't all take one normalised graph."""
-
-    may_read_values = False
-    is_last_word = False  # Whether it says why, if other ways don't convert the module either.
-
-
 class EdgeLayer(Module):
     """A message passing layer that isn't one of PyG's: ``forward(edge_index, **rows)``."""
 
@@ -61,18 +54,6 @@ class WrappedLayer(EdgeLayer):
         super().__init__()
         object.__setattr__(self, "layer", net.get_submodule(target))  # Not a child twice.
         self.edges, self.target = edges, target
-
-
-class OnMatrix(WrappedLayer):
-    """A layer that reads the values of a weighted matrix, ``torch.sparse_csr``."""
-
-    def forward(self, edge_index: Any, edge_weight: Any = None, **given: Any) -> Any:
-        """Return what the layer gives."""
-        rows = next(x for x in given.values() if isinstance(x, Tensor | tuple))
-        num_cols, num_rows = [x.size(0) for x in (rows if isinstance(rows, tuple) else [rows] * 2)]
-        layer: Any = self.layer
-        matrix = make_matrix(edge_index, edge_weight, (num_rows, num_cols), "csr")
-        return layer(**given, **{self.edges: matrix})
 
 
 def make_matrix(edges: Tensor, weight: Tensor | None, sizes: tuple[int, int], layout: str) -> Any:

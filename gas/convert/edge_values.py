@@ -10,6 +10,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
 from gas.convert.known import is_about_shape, is_edge_list, walk_back
+from gas.convert.matrices import gcn_norm
 from gas.convert.traced import Traced, is_selection
 
 
@@ -66,7 +67,8 @@ class EdgeValues:
             if keeps_selections and self.moved.isdisjoint(inputs) and node in found:
                 self._keep_selection(node)
             if node in found and (
-                not self._is_like_edges(node)
+                node.target is gcn_norm
+                or not self._is_like_edges(node)
                 or self._is_other_list(node)
                 or self._weighs_edges(node)
                 or (not self.moved.isdisjoint(inputs) and not self._is_selected(node))

@@ -133,13 +133,17 @@ def find_lacking(error: Exception, graph: Any) -> str:
     return ""
 
 
-def find_differing_type(net: Module, values: Mapping[str, Any]) -> str:
-    """Return how to convert an attribute of another precision than the parameters, or ""."""
+def find_differing_type(net: Module, values: Mapping[str, Any], matrix: str) -> str:
+    """Return how to convert an attribute of another precision than the parameters, or "".
+
+    Weights are those of a ``matrix``, if there is one.
+    """
     kinds = {p.dtype for p in net.parameters() if p.is_floating_point()}
     for name, value in values.items():
         is_number = isinstance(value, Tensor) and value.is_floating_point() and len(kinds) == 1
         if is_number and value.dtype not in kinds:
             (kind,) = kinds
+            name = matrix if matrix and name == "edge_weight" else name
             return (
                 f"{name!r} is of {value.dtype} and the parameters of {kind}: convert it, "
                 f"data.{name} = data.{name}.to({kind})"

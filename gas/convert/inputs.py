@@ -42,11 +42,12 @@ from gas.convert.failures import (
     is_own,
 )
 from gas.convert.kept import copy_module, set_attributes
+from gas.convert.known import is_edge_list
 from gas.convert.lists_and_tables import EdgeLists, Tables, TakesLists, find_tables
-from gas.convert.matrices import TracedMatrix, matrix_error
 from gas.convert.modes import TRAINING
-from gas.convert.preparation import GIVEN, NODE_ID
+from gas.convert.preparation import NODE_ID
 from gas.convert.state import eval_mode, keep_attributes
+from gas.convert.traced_matrix import TRACED, matrix_error
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
 
 # Parameters of a call with a mini-batch, and of the graph that is made here.
@@ -59,32 +60,29 @@ RESERVED = frozenset(
 class Inputs:
     """Arguments of a method that a graph provides.
 
-    * ``names``: attributes; ``edges``: the parameter for the adjacency.
-    * ``by_value``: whether the weights of the edges are the values of the adjacency, as of an
-      ``adj_t``, so that layers get them without an argument of their own.
+    * ``names``: attributes; ``edges``: the parameter for a list of edges.
+    * ``matrix``: the parameter for a matrix instead, which is made of ``edge_index`` and weights in
+      the call, so that they are followed; ``layout``: its layout.
     * ``graph``: the parameter for the graph itself, whose attributes are then ``names`` and
       ``edges``, besides ``plain`` ones that are no tensors; ``counted``: one with a row per node;
       ``nested``: dictionaries of these attributes, by their names.
     * ``features``: the parameter for ``x``, if it has another name.
     * ``has_edges``: whether the module takes the adjacency.
-    * ``matrix``: the parameter for a SparseTensor, which is made of ``edge_index`` and weights in
-      the call, so that they are followed.
     * ``keeps``: the attributes of the module that a call changes.
     * ``tables``: parameters that have a row for each node.
     * ``lists``: the lists of edges that are joined before.
     * ``defaults``: those of all parameters, ``inspect.Parameter.empty`` for none.
-    * ``made``: attributes that the transform of the graph makes; ``layout``: that of its matrix.
+    * ``made``: attributes that the transform of the graph makes.
     """
 
     method: str
     names: Sequence[str]
     edges: str
-    by_value: bool
     graph: str = ""
     plain: Mapping[str, Any] = field(default_factory=dict)
     counted: str = ""
     made: Sequence[str] = ()
-    layout: str = "csr"
+    layout: str = ""
     nested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     features: str = ""
     matrix: str = ""
@@ -108,16 +106,6 @@ class Inputs:
         """Return all that is done to a graph before it is cut."""
         return self.lists.before(self.tables.before(transform))
 
-    @property
-    def is_list(self) -> bool:
-        """Return whether the module takes a list of edges, without the weights."""
-        return self.edges == "edge_index" and not self.by_value
-
-    @property
-    def is_matrix(self) -> bool:
-        """Return whether the module takes edges as a matrix whose values are the weights."""
-        return self.by_value and self.edges != "edge_index"
-
     def arrange(self) -> tuple[list[str], dict[str, Any]]:
         """Return the names of all values in order, and the defaults of other parameters."""
         given = [*self.names, self.edges]
@@ -130,32 +118,26 @@ class Inputs:
 
     def arguments(self, data: Data) -> dict[str, Any]:
         """Return the values that a graph provides, with the adjacency as ``edge_index``."""
-        names = [name for name in (*self.names, *self.made, GIVEN) if name in data]
+        names = [name for name in (*self.names, *self.made) if name in data]
         return {**{name: data[name] for name in names}, self.edges: data.edge_index}
 
-    def with_list(self, data: Data) -> Inputs | None:
-        """Return the inputs of a module whose SparseTensor is followed as a list of edges.
-
-        ``None`` if that can't be: of a graph with a list besides, or without rows of nodes.
-        """
-        rows = [name for name in self.names if is_row_per_node(data, name)]
-        if "edge_index" in data or self.layout != "sparse_tensor" or self.matrix or not rows:
-            return None
-        is_weighted = layout_of(data.adj_t, "adj_t").value(data.adj_t) is not None
-        names = [*self.names, *([WEIGHT] if is_weighted else [])]
-        return replace(
-            self, names=names, edges="edge_index", by_value=False, matrix=self.edges,
-            counted=rows[0],
-        )  # fmt: skip
+    def takes_matrix(self, layout: str, is_weighted: bool) -> Inputs:
+        """Return the inputs of a module that takes a matrix for its edges, of a layout."""
+        names = [name for name in self.names if name != WEIGHT] + [WEIGHT] * is_weighted
+        return replace(self, names=names, edges="edge_index", matrix=self.edges, layout=layout)
 
     def _with_matrix(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return values with a matrix of the edges and weights among them."""
         out = dict(values)
         adj_t, weight = out.pop(self.edges), out.pop(WEIGHT, None)
-        sizes = (out[self.counted].size(0),) * 2
+        sizes: Any = (out[self.counted].size(0),) * 2 if self.counted else None
         if issubclass(type(adj_t), Proxy):
-            adj_t = TracedMatrix(adj_t[1], adj_t[0], weight, sizes)
-        elif isinstance(adj_t, Tensor):
+            adj_t = TRACED[self.layout](adj_t[1], adj_t[0], weight, sizes)
+        elif is_edge_list(adj_t):
+            rows = out.get(self.counted)
+            if weight is None and self.layout == "csr" and isinstance(rows, Tensor):
+                dtype = rows.dtype if rows.is_floating_point() else None
+                weight = torch.ones(adj_t.size(1), dtype=dtype, device=adj_t.device)
             adj_t = make_matrix(adj_t, weight, sizes, self.layout)
         return {**out, self.matrix: adj_t}
 
@@ -200,17 +182,13 @@ class Inputs:
         if self.reads_adj_t(data):
             values[self.edges] = data.adj_t
         else:
-            is_matrix = self.is_matrix and WEIGHT in data
-            values[self.edges] = self.to_matrix(data) if is_matrix else data.edge_index
+            values[self.edges] = self.to_matrix(data) if self.matrix else data.edge_index
         with eval_mode(net), contextlib.nullcontext() if keeps else keep_attributes(net):
             return self.call(net, values)
 
     def values(self, data: Data) -> dict[str, Any]:
         """Return copies of the values that a small graph provides, with its edges as they are."""
-        values = {name: copy_value(value) for name, value in self.arguments(data).items()}
-        if self.by_value:
-            values[self.edges] = self.to_matrix(data)
-        return values
+        return {name: copy_value(value) for name, value in self.arguments(data).items()}
 
     def to_matrix(self, data: Data) -> Any:
         """Return the weighted adjacency of a graph in the layout of the user's."""
@@ -235,8 +213,8 @@ class Inputs:
                 out = getattr(net, self.method)(**given)
         except Exception as error:
             method = re.search(r"Could not run 'aten::(\w+)'", str(error))
-            if method and self.edges != "edge_index":  # Of matrices in another layout.
-                raise matrix_error(method[1]) from error
+            if method and self.matrix:  # Of matrices in another layout.
+                raise ValueError(matrix_error(method[1])) from error
             how = f" as {self.graph!r}" if self.graph else ""
             if lacking := [
                 key for key in UNSUPPORTED if self.graph and key in given[self.graph].read
@@ -244,7 +222,7 @@ class Inputs:
                 how += f", which has no {lacking[0]!r}, of many graphs or samples of one"
             cure = (
                 find_lacking(error, given.get(self.graph))
-                or find_differing_type(net, values)
+                or find_differing_type(net, values, self.matrix)
                 or (f"forward must run on graphs of any size, here {describe_values(shown)}")
             )
             how += f": {describe_error(error)}" + ("" if is_own(error) else f"; {cure}")
@@ -301,33 +279,30 @@ def find_inputs(net: Module, data: Data) -> Inputs:
                 "samples of one: here nodes of one whole graph are trained on"
             )
         raise missing_error(f"{type(net).__name__}.{method}", missing[0], edges, data)
-    weighted = _is_weighted(data.get("adj_t")) and "edge_index" not in data
-    by_value = has_edges and (weighted or (edges != "edge_index" and WEIGHT in data))
-    adj_t = data.get("adj_t")
-    is_sparse_tensor = adj_t is not None and layout_of(adj_t, "adj_t").name == "sparse_tensor"
-    layout = "sparse_tensor" if is_sparse_tensor else "csr"
     given = Inputs(
-        method, names, edges, by_value, graph, layout=layout, features=features,
-        has_edges=has_edges, defaults=wanted,
+        method, names, edges, graph, features=features, has_edges=has_edges, defaults=wanted,
         lists=net.lists if isinstance(net, TakesLists) else EdgeLists(),
+        counted=next((name for name in names if is_row_per_node(data, name)), ""),
     )  # fmt: skip
+    layout = layout_of(data.adj_t, "adj_t").name if "adj_t" in data else "edge_index"
+    if has_edges and given.reads_adj_t(data) and layout != "edge_index":
+        layout = layout if layout in TRACED else "csr"
+        given = given.takes_matrix(layout, _is_weighted(data.adj_t))
+    elif has_edges and edges != "edge_index" and WEIGHT in data and WEIGHT not in wanted:
+        given = given.takes_matrix("csr", True)
     if not graph:
         return given
     plain = {
         key: value for key, value in data.to_dict().items()
         if isinstance(value, bool | int | float | str) and key != "num_nodes"
     }  # fmt: skip
-    rows = [name for name in ("x", *names) if name in data and is_row_per_node(data, name)]
-    nested = find_dictionaries(data, [*names, edges])
-    return replace(given, plain=plain, counted=rows[0] if rows else "", nested=nested)
+    return replace(given, plain=plain, nested=find_dictionaries(data, [*names, edges]))
 
 
 def _is_weighted(adj_t: Any) -> bool:
-    """Return whether a matrix has values other than 1."""
-    if adj_t is None:
-        return False
+    """Return whether a matrix has values, other than the ones that a tensor always has."""
     value = layout_of(adj_t, "adj_t").value(adj_t)
-    return value is not None and bool((value != 1).any())
+    return value is not None and (not isinstance(adj_t, Tensor) or bool((value != 1).any()))
 
 
 def make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:

@@ -13,11 +13,10 @@ from torch.fx.node import map_arg
 from torch.fx.proxy import Attribute
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
-from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from gas.convert.failures import changes_error, find_line
-from gas.convert.matrices import TracedMatrix
 from gas.convert.modes import EDGE_CALLS, LINE
+from gas.convert.traced_matrix import TracedMatrix
 from gas.scalable import preserve_modes
 
 # Methods and attributes of a tensor that don't depend on its numbers.
@@ -49,16 +48,8 @@ class KnownProxy(Proxy):
 
     @property
     def is_tensor(self) -> bool:
-        """Return whether the value is a tensor, unless the tracer hides that."""
-        tracer = cast(Any, self.tracer)
-        return not tracer.hides_types and isinstance(tracer.known.first(self.node), Tensor)
-
-    @property
-    def is_matrix(self) -> bool:
-        """Return whether the value is a SparseTensor, unless the tracer hides that."""
-        tracer = cast(Any, self.tracer)
-        value = None if tracer.hides_types else tracer.known.first(self.node)
-        return WITH_TORCH_SPARSE and isinstance(value, SparseTensor)
+        """Return whether the value is a tensor."""
+        return isinstance(cast(Any, self.tracer).known.first(self.node), Tensor)
 
     def __len__(self) -> int:
         return cast(Any, self.tracer).known.length(self.node)
@@ -67,7 +58,7 @@ class KnownProxy(Proxy):
         return _KnownAttribute(self, k)
 
     def __mul__(self, other: Any) -> Any:
-        if type(other) is TracedMatrix:  # It scales its entries.
+        if isinstance(other, TracedMatrix):  # It scales its entries.
             return NotImplemented
         return self.tracer.create_proxy("call_function", operator.mul, (self, other), {})
 
@@ -177,12 +168,6 @@ class KnownValues:
     def has(self, node: Node) -> bool:
         """Return whether a node's values are known."""
         return node in self._values
-
-    def is_of_matrix(self, node: Node) -> bool:
-        """Return whether a node calls a method of the adjacency, a matrix."""
-        given: Any = node.args[0] if node.op == "call_method" else None
-        is_edges = isinstance(given, Node) and given.target == self._edges
-        return is_edges and getattr(self.first(given), "layout", None) is not torch.strided
 
     def length(self, node: Node) -> int:
         """Return the length of a value, if it is that on each graph.

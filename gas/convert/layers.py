@@ -19,11 +19,9 @@ from gas.convert.scope import (
     SQUARE,
     edge_weight,
     edges,
-    gcn_weights,
     kept_edges,
     source_pair,
     sources,
-    weights,
 )
 from gas.convert.trace import Added, is_layer
 from gas.convert.traced import ROWS, Traced
@@ -41,8 +39,6 @@ class LayerCall:
     * ``given``: the arguments by the names of the parameters.
     * ``features``: the parameter for the neighbours' rows; ``other``: further rows of nodes.
     * ``adjacency``, ``weight``: the parameters for the edges and their weights.
-    * ``normalised``: whether the weights must be those of the normalised graph.
-    * ``weighted``: whether the values of the adjacency are the weights.
     * ``form``: the form of the call.
     * ``selected``: the mask of the edges that it takes, if it doesn't take all, and ``picked``: the
       parameters for rows of these edges.
@@ -60,8 +56,6 @@ class LayerCall:
     other: tuple[str, ...]
     adjacency: str
     weight: Any
-    normalised: bool
-    weighted: bool
     form: str = ""
     pair: Any = ALONE
     dropped: tuple[int | str, float, bool] | None = None
@@ -91,10 +85,7 @@ class LayerCall:
             rows = value_of(argument)
             return make(kept_edges, rows, False) if argument in picked else rows
 
-        if self.normalised or self.weighted:
-            weight = make(gcn_weights if self.normalised else weights)
-        else:
-            weight = value(self.weight)
+        weight = value(self.weight)
         out = {}
         for name, argument in self.given.items():
             if name == self.features and self.pair is not ALONE:
@@ -109,7 +100,7 @@ class LayerCall:
                 out[name] = make(edges, form, weight)
             elif name != WEIGHT or argument is None:
                 out[name] = value(argument)
-        if self.normalised or self.weighted or self.weight is not None:
+        if self.weight is not None:
             out[WEIGHT] = make(edge_weight, form, weight)
         return out
 
@@ -149,7 +140,6 @@ def describe_call(traced: Traced, node: Node) -> LayerCall:
         )
     return LayerCall(
         node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0], bound.get(WEIGHT),
-        name in traced.normalised, name in traced.weighted,
         pair=bound[pairs[0]][1] if pairs else ALONE, dropped=node.meta.get(DROP),
         selected=selected, picked=picked,
     )  # fmt: skip

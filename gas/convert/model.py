@@ -19,7 +19,7 @@ from gas.convert.followed import Followed, find_followed
 from gas.convert.known import walk_back
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
-from gas.convert.preparation import GIVEN, PREPARED, check_unprepared
+from gas.convert.preparation import PREPARED, check_unprepared
 from gas.convert.rewrite import (
     drop_in_one_pass,
     dropout_rates,
@@ -80,6 +80,7 @@ class Converted(ScalableGNN):
         self._drawing = list(drawing)
         self._conversion: Conversion | None = conversion
         unknown = {*conversion.inputs.keeps, *conversion.emptied}  # What calls set is theirs.
+        self._known = (*self._inputs, *conversion.inputs.made)
         self._followed = find_followed(conversion.net, made, unknown, conversion.computed)
 
     def train(self, mode: bool = True) -> Converted:
@@ -155,7 +156,7 @@ class Converted(ScalableGNN):
     def _other_inputs(self, data: Data) -> dict[str, Any]:
         """Return the inputs that aren't features."""
         known = attributes(data)
-        check_unprepared(known, self._inputs)
+        check_unprepared(known, self._known)
         names = {*self._inputs, *([] if "adj_t" in known else ["edge_weight"])} - {"x"}
         return {name: data[name] for name in names if name in known}
 
@@ -232,7 +233,7 @@ class Converted(ScalableGNN):
                 each.follow()
         given = {**given, "x": x, TRAINING: self.training}
         missing = [name for name in self._inputs if name not in given]
-        if missing and missing[0].startswith((PREPARED, GIVEN)):
+        if missing and missing[0].startswith(PREPARED):
             raise ValueError(
                 "the graph lacks what this model's layers compute of all edges: cut it by "
                 "gas.cluster(data, num_parts, model=model), or give model.prepare(data)"

@@ -16,7 +16,6 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Data
 
-from gas.convert.edge_layers import DifferentEdgesError
 from gas.convert.failures import describe_error, is_own
 from gas.convert.inputs import Inputs, copy_value
 from gas.convert.kept import find_caches, find_read, memory_error
@@ -265,7 +264,7 @@ def record_checked(
                 f"evaluation, by {drawn}: draw them in training alone, if self.training, or give "
                 "them as attributes of the graph"
             )
-        raise MismatchError(traced)
+        raise MismatchError(name)
     for number, values in zip(NUMBERS, trained, strict=False):
         if not is_close(outputs.values(traced.run(number)), values):
             cure = "it mustn't change tensors that are read elsewhere; compute new ones"
@@ -292,21 +291,13 @@ def find_draws(net: Module, inputs: Inputs, data: Data, training: bool) -> str:
     return drawn or ("" if is_close(*found) else UNKNOWN)
 
 
-class MismatchError(DifferentEdgesError):
-    """Error of a module whose layers take different graphs, or change what others read."""
+class MismatchError(ValueError):
+    """Error of a module that returns other values than its layers do."""
 
-    def __init__(self, traced: Traced) -> None:
-        transform, inputs = traced.transform, traced.inputs
-        self.may_read_values = inputs.by_value and inputs.layout == "csr"
-        how = "a weighted adj_t" if transform is None else f"{transform} of the whole graph"
-        text = (
-            f"with {how}, because its layers take different graphs: use layers that all take the "
-            "same one"
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} returns other values than its layers do, called one by one: it must not "
+            "change views of tensors in place, nor take means or extremes over a matrix of edges "
+            "that are there twice, nor read an attribute of the edges beside two lists of them, "
+            "such as edge_index and edge_index.flip(0): give the second a copy under another name"
         )
-        if transform is None and not inputs.by_value:
-            text = (
-                "than its layers do, called one by one: it must not change views of tensors in "
-                "place, nor read an attribute of the edges beside two lists of them, such as "
-                "edge_index and edge_index.flip(0): give the second a copy under another name"
-            )
-        super().__init__(f"{type(traced.net).__name__} returns other values {text}")

@@ -16,13 +16,13 @@ from gas.convert.inputs import copy_value
 from gas.convert.known import evaluate_node, is_close
 from gas.convert.layers import WEIGHT, LayerCall
 from gas.convert.modes import IN_ONE_MODE, TRAINING
-from gas.convert.normalise import Normalise
 from gas.convert.outputs import Outputs
 from gas.convert.rewrite import changes_in_training
 from gas.convert.scope import (
     dense,
     drop_edges,
     dropout,
+    gcn_weights,
     join,
     kept_edges,
     own_rows,
@@ -278,14 +278,14 @@ class GraphWriter:
         if position not in self._dropped:
             (training,) = [each for each in self._written if each.target == TRAINING]
             adds_loops = self._transform is not None and self._transform.keeps_loops
-            scales = of_weights or isinstance(self._transform, Normalise)
-            flags = adds_loops and not of_weights, scales
+            flags = adds_loops and not of_weights, of_weights
             self._dropped[position] = self._make(drop_edges, p, self._written[training], *flags)
         return self._dropped[position]
 
     def _write_other(self, node: Node) -> Node:
         if node.op == "placeholder" and node.target == WEIGHT:
-            return self._make(weights)
+            is_made = WEIGHT in getattr(self._transform, "made", ())
+            return self._make(gcn_weights if is_made else weights)
         value_of = self._all_rows if node in self._plan.whole else self._own_rows
         made = self.graph.node_copy(node, value_of)
         if node.op == "placeholder" and not self._readers_take_sparse(node):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
@@ -17,9 +18,8 @@ from gas.graph import is_row_per_edge, with_edge_index
 
 PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
 NODE_ID = f"{PREPARED}node_id"  # The row of each node in parameters with a row for each node.
-# Marks the edges of the graph, beside self-loops that were added.
-GIVEN = "is_given_edge"
 EDGE_LIST = f"{PREPARED}list"  # The position of the list that an edge is of.
+_MADE: Any = WeakIdKeyDictionary()  # Attributes that were made of others.
 
 
 @dataclass(frozen=True, repr=False)
@@ -30,11 +30,6 @@ class First(BaseTransform):
     """
 
     then: BaseTransform | None = field(default=None, kw_only=True)
-
-    @property
-    def takes_adj_t(self) -> bool:
-        """Return whether the transform takes a graph with an ``adj_t`` alone."""
-        return getattr(self.then, "takes_adj_t", True)
 
     def before(self, then: BaseTransform | None) -> BaseTransform | None:
         """Return the transform of a module that needs another one as well."""
@@ -60,15 +55,14 @@ class Preparation(BaseTransform):
         masks: The name of the mask of each list among all edges; "" for one that has them all.
         made: The names of the attributes that it makes, and the position of the list that each has
             rows of; ``None`` if its rows are those of nodes.
+        mark: The name of an attribute that marks a graph which has them.
         checks: Where else each of the last results was found on small graphs: the position of the
             list, and a row of it, ``None`` for both, or the name of an attribute.
         described: The functions that it calls, for its description.
         keeps_loops: Whether layers change the edges after a dropout of edges, so that none of the
             self-loops that they add are dropped.
+        reads_adj_t: Whether the module takes the ``adj_t`` of a graph that has a list, too.
     """
-
-    takes_adj_t = True
-    by_value = False
 
     def __init__(
         self,
@@ -76,13 +70,15 @@ class Preparation(BaseTransform):
         names: Sequence[str],
         masks: Sequence[str],
         made: Mapping[str, int | None],
+        mark: str,
         checks: Sequence[tuple[int | None, int | str | None]],
         described: str,
         keeps_loops: bool,
+        reads_adj_t: bool,
     ) -> None:
-        self.keeps_loops = keeps_loops
+        self.keeps_loops, self._reads_adj_t = keeps_loops, reads_adj_t
         self.function, self.names = function, tuple(names)
-        self.made = (*made, *filter(None, masks))
+        self.made, self._mark = (*made, *filter(None, masks), mark), mark
         self._masks, self._lists = tuple(masks), dict(made)
         self._checks = tuple(checks)
         self._described = described
@@ -98,7 +94,14 @@ class Preparation(BaseTransform):
         if all(name in data for name in self.made):
             return data
         check_unprepared(data.keys(), self.made)
+        if self._reads_adj_t and "adj_t" in data and "edge_index" in data:
+            del data.edge_index
         data = with_edge_index(data)
+        if data.edge_index is None:
+            raise ValueError(
+                "'data' has no edges, of which the model's layers take what is computed: set "
+                "data.edge_index"
+            )
         before = data.edge_index
         missing = [name for name in self.names if name not in data]
         if missing:
@@ -106,6 +109,11 @@ class Preparation(BaseTransform):
                 f"the graph has no {missing[0]!r}, which the model takes: set data.{missing[0]}"
             )
         given = [data[name] for name in self.names]
+        if any(isinstance(value, Tensor) and value in _MADE for value in given):
+            raise ValueError(
+                "'data' has weights that were normalised already: give the graph as it was, or "
+                "leave 'model' out of gas.cluster"
+            )
         found = self.function(before.clone(), data.num_nodes, before.device, *given)
         lists, rest = found[: len(self._masks)], found[len(self._masks) :]
         values = dict(zip(self._lists, rest, strict=False))
@@ -131,7 +139,8 @@ class Preparation(BaseTransform):
             for name in [key for key in data.to_dict() if is_row_per_edge(data, key)]:
                 del data[name]  # They don't follow.
         data.edge_index = edges
-        return data.update(made)
+        _MADE.update(dict.fromkeys(made.values(), True))
+        return data.update({**made, self._mark: torch.tensor(True)})
 
     def _check(self, value: Any, other: Any, where: int | str | None) -> None:
         """Check that a value is found where it was on small graphs."""

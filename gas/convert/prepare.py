@@ -13,18 +13,29 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
+from gas.convert.changes import is_in_place
 from gas.convert.edge_dropout import AFTER_DROP, SCALED, check_scale
 from gas.convert.edge_layers import DROP
 from gas.convert.edge_values import EdgeValues, has_rows
 from gas.convert.known import is_close, is_edge_list, walk_back
+from gas.convert.matrices import gcn_norm
 from gas.convert.preparation import PREPARED, Preparation, join_lists
 from gas.convert.rewrite import erase_unused, exchange
 from gas.convert.traced import Traced, function_name
+from gas.graph import WEIGHT
+
+TRIVIAL = ("getitem", "getattr", "size")  # Functions that the description leaves out.
 
 
 def _are_equal(one: Any, other: Any) -> bool:
     same = isinstance(one, Tensor) and isinstance(other, Tensor) and one.dtype == other.dtype
     return same and one.shape == other.shape and is_close(one, other)
+
+
+def _is_normalised(node: Node) -> bool:
+    """Return whether a value is the weights of a symmetric normalisation."""
+    made: Any = node.args[0] if node.target is operator.getitem else None
+    return isinstance(made, Node) and made.target is gcn_norm
 
 
 class _Extractor:
@@ -33,10 +44,11 @@ class _Extractor:
     Args:
         finder: The values that follow from the edges.
         joins: Whether layers may take different lists of edges, which the transform joins.
+        reads_adj_t: Whether the module takes the ``adj_t`` of a graph that has a list, too.
     """
 
-    def __init__(self, finder: EdgeValues, joins: bool) -> None:
-        self._finder = finder
+    def __init__(self, finder: EdgeValues, joins: bool, reads_adj_t: bool) -> None:
+        self._finder, self._reads_adj_t = finder, reads_adj_t
         self._values: dict[Node, Any] = {
             node: finder.records[0][node] for node in (*finder.inputs, *finder.inside)
         }
@@ -52,7 +64,7 @@ class _Extractor:
             self._read += [node for node in attributes if self._is_read(node)]
         for node in self._read:
             self._check_place(node)
-            if self._reduces_left(node):
+            if self._reduces_left(node) and not _is_normalised(node):
                 check_scale(node, self._values[node], self._edges(0), finder.counts[0][0])
 
     def _find_lists(self, joins: bool) -> list[Node]:
@@ -169,6 +181,7 @@ class _Extractor:
             if node is not finder.edges and not node.users:
                 finder.graph.erase_node(node)
         called = dict.fromkeys(map(function_name, finder.inside))
+        called = {name: None for name in called if name not in TRIVIAL} or called
         described = ", ".join(list(called)[:4]) + (", ..." if len(called) > 4 else "")
         if not self._made and not any(self._masks):  # A graph that isn't prepared lacks it.
             self._masks[0] = f"{PREPARED}edge_0"
@@ -177,6 +190,8 @@ class _Extractor:
         text = f"{function.code}{self._masks}{made}"
         tag = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:6]
         own = {name: name.replace(PREPARED, f"{PREPARED}{tag}_") for name in (*made, *self._masks)}
+        if weights := self._find_weights():  # Which are cut with the edges, as the user's are.
+            own[weights] = WEIGHT
         for node in finder.graph.nodes:
             if node.op == "placeholder" and node.target in own:
                 node.target = own[node.target]
@@ -185,10 +200,23 @@ class _Extractor:
             names,
             [own[name] for name in self._masks],
             {own[name]: position for name, position in made.items()},
+            f"{PREPARED}{tag}",
             [(position, own.get(str(where), where)) for _, position, where in self._checks],
             described,
             AFTER_DROP in self._lists[0].meta,
+            self._reads_adj_t,
         )
+
+    def _find_weights(self) -> str:
+        """Return the attribute that can be the weights of all edges; "" if there is none."""
+        if any(node.target == WEIGHT for node in self._inputs()):
+            return ""
+        for node, position in self._made.items():
+            value = self._values[node]
+            is_of_all = position is not None and not self._masks[position]
+            if is_of_all and value.dim() == 1 and value.is_floating_point():
+                return self._name(node)
+        return ""
 
     def _replace(self, node: Node) -> Node:
         """Return the node that gives the value to the rest of the graph."""
@@ -270,9 +298,11 @@ class _Extractor:
         """Return whether a value needs a sum over the edges that are left of a dropout."""
         left = walk_back(node, lambda each: AFTER_DROP not in each.meta)
         return any(
-            AFTER_DROP in each.meta and each in self._finder.moved and any(
-                has_rows(leaf, self._finder.counts[0][0])
-                for leaf in tree_leaves(self._values.get(each))
+            AFTER_DROP in each.meta and each in self._finder.moved and (
+                each.target is gcn_norm or any(
+                    has_rows(leaf, self._finder.counts[0][0])
+                    for leaf in tree_leaves(self._values.get(each))
+                )
             )
             for each in left
         )  # fmt: skip
@@ -294,8 +324,20 @@ class _Extractor:
             value = finder.records[0][node]
             return device if isinstance(value, torch.device) else value
 
+        known: dict[Any, Node] = {}  # What is computed before is read again.
         for node in finder.inside:
-            made[node] = graph.node_copy(node, value_of)
+            made[node] = new = graph.node_copy(node, value_of)
+            if any(is_in_place(each) for each in (node, *node.users)):
+                continue
+            key = new.op, new.target, repr((new.args, new.kwargs))
+            if (same := known.setdefault(key, new)) is not new:
+                made[node] = same
+                graph.erase_node(new)
+        stored = {made[node] for node in self._made}
+        self._checks = [
+            (node, at, where) for node, at, where in self._checks
+            if not isinstance(where, str) or made[node] not in stored
+        ]  # fmt: skip
         checked = [node for node, *_ in self._checks]
         graph.output(map_arg((*self._lists, *self._made, *checked), made.__getitem__))
         return GraphModule(torch.nn.Module(), graph, "Preparation")
@@ -324,7 +366,7 @@ def move_preparation(traced: Traced) -> Preparation | None:
         if not finder.read:
             return None
         try:
-            prepared = _Extractor(finder, joins).run()
+            prepared = _Extractor(finder, joins, traced.inputs.matrix == "adj_t").run()
         except ValueError as error:
             failure = error
             continue

@@ -1,4 +1,4 @@
-"""Products with the adjacency, of rows of nodes: as they are written, or as messages have them."""
+"""Products with the adjacency, of rows of nodes, into which messages and linear layers merge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph, Node
+from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
@@ -17,39 +17,20 @@ from gas.convert.changes import is_in_place
 from gas.convert.edge_layers import Propagation
 from gas.convert.known import is_close
 from gas.convert.layers import SELECTED_EDGES, OnSomeEdges
-from gas.convert.matrices import (
+from gas.convert.messages import Messages
+from gas.convert.trace import Added, get_module
+from gas.convert.traced import EDGES, OTHER, ROWS, Traced, Values
+from gas.convert.traced_matrix import (
     FUNCTIONS,
     METHODS,
     PRODUCTS,
     PROJECTED,
     add_product,
     add_products,
-    product_name,
 )
-from gas.convert.messages import Messages
-from gas.convert.trace import Added, get_module
-from gas.convert.traced import EDGES, OTHER, ROWS, Traced, Values
 from gas.graph import WEIGHT
 from gas.nn import LINEAR_LAYERS, ProjectedConv, SimpleConv, has_hooks
 from gas.scalable import preserve_modes
-
-
-def replace_products(net: Module, graph: Graph, source: Node) -> None:
-    """Replace products with the adjacency, ``adj_t @ x``, by calls of a layer of the module."""
-    for node in list(graph.nodes):
-        is_product = (node.op == "call_function" and node.target in FUNCTIONS) or (
-            node.op == "call_method" and node.target in METHODS
-        )
-        if not is_product or len(node.args) < 2 or not {"reduce"}.issuperset(node.kwargs):
-            continue
-        matrix, x, reduce = (*node.args, node.kwargs.get("reduce", "sum"))[:3]
-        name = product_name(str(reduce))
-        if matrix is source and x is not source and name in PRODUCTS:
-            with graph.inserting_before(node):
-                made = graph.call_module(name, (x, matrix))
-            node.replace_all_uses_with(made)
-            graph.erase_node(node)
-    add_products(net, graph)
 
 
 def replace_sums(traced: Traced) -> Added | None:

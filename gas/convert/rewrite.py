@@ -14,8 +14,7 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from gas.convert.changes import VIEWS, is_in_place, is_of_table, views_of
-from gas.convert.known import assign, is_about_shape, is_edge_list
-from gas.convert.matrices import matrix_error
+from gas.convert.known import assign, is_edge_list
 from gas.convert.modes import TRAINING
 from gas.convert.scope import dropout, pull, with_own
 from gas.convert.trace import get_module, is_dropout
@@ -222,21 +221,6 @@ def skip_copies(graph: Graph, source: Node) -> None:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
     erase_unused(graph)
-
-
-def refuse_methods(graph: Graph, source: Node) -> None:
-    """Refuse methods of the adjacency, a matrix, but for products.
-
-    Raises:
-        ValueError: Naming the method.
-    """
-    for node in graph.nodes:
-        given = node.args[0] if node.args else None
-        if node.op == "call_module" or given is not source:
-            continue
-        if node.op != "output" and not is_about_shape(node):
-            name = node.args[1] if node.target is getattr else node.target
-            raise matrix_error(str(getattr(name, "__name__", name)))
 
 
 def turn_ends(graph: Graph, values: Mapping[Node, Any]) -> None:

@@ -19,14 +19,14 @@ from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn.models import rev_gnn
-from torch_geometric.typing import SparseTensor
 
 from gas.convert.edge_layers import InexactLayerError
 from gas.convert.kept import check_caches
 from gas.convert.known import FACTORIES, KnownProxy, record_call
-from gas.convert.matrices import TracedMatrix, trace_matrices
+from gas.convert.matrices import trace_matrices
 from gas.convert.modes import RANDOM, ModeMerger, number_values, record_functions
 from gas.convert.state import CONSTANT, DRAWS, keep_attributes, random_states
+from gas.convert.traced_matrix import TracedMatrix
 
 MOST_IN_PAIRS = 8  # Random choices of which each two are traced together.
 ATTEMPTS = 3  # Traces, of which one must draw no random numbers, as other threads may.
@@ -166,8 +166,8 @@ def answer_questions(branches: RandomBranches) -> Iterator[None]:
     is_instance = isinstance
 
     def answer(value: Any, kind: Any) -> bool:
-        if type(value) is TracedMatrix or (type(value) is KnownProxy and value.is_matrix):
-            return _names(kind, SparseTensor) or is_instance(value, kind)
+        if is_instance(value, TracedMatrix):
+            return _names(kind, value.kind) or is_instance(value, kind)
         is_known = type(value) is KnownProxy and _names(kind, Tensor)
         return (is_known and value.is_tensor) or is_instance(value, kind)
 

@@ -14,7 +14,6 @@ from torch.nn import Module
 from torch_geometric.data import Data
 
 from gas.convert.inputs import Inputs
-from gas.convert.layers import WEIGHT
 from gas.convert.outputs import flatten
 from gas.graph import is_row_per_edge, is_row_per_node, layout_of, select_rows, to_dense
 
@@ -33,7 +32,7 @@ def make_sample(
     num_nodes: int,
     num_edges: int,
     features: str,
-    self_loops: bool = True,
+    are_unique: bool = False,
 ) -> Data:
     """Make a random graph with attributes like those of another.
 
@@ -45,16 +44,17 @@ def make_sample(
         num_nodes: The number of nodes.
         num_edges: The number of edges, sorted by destination; the last node has none.
         features: One of :data:`FEATURES`.
-        self_loops: Whether self-loops are allowed. (default: ``True``)
+        are_unique: Whether no edge is there twice, as in a matrix, whose values PyG adds up.
+            (default: ``False``)
     """
     random = torch.Generator().manual_seed(1)
     src = torch.randint(num_nodes, (num_edges,), generator=random)
     dst = torch.randint(num_nodes - 1, (num_edges,), generator=random).sort().values
-    if self_loops:  # Two of one node, of which some functions leave one.
-        first = (dst[1:] == dst[:-1]).nonzero()[0]
-        src[first], src[first + 1] = dst[first], dst[first]
-    else:
-        src = torch.where(src == dst, (src + 1) % num_nodes, src)
+    first = (dst[1:] == dst[:-1]).nonzero()[0]  # Two self-loops, of which some functions leave one.
+    src[first], src[first + 1] = dst[first], dst[first]
+    if are_unique:
+        pairs = torch.randperm(num_nodes * (num_nodes - 1), generator=random)[:num_edges]
+        src, dst = pairs.sort().values % num_nodes, pairs.sort().values // num_nodes
     out = Data(edge_index=torch.stack([src, dst]), num_nodes=num_nodes)
     for name in names:
         if name == "edge_weight" and name not in data:  # They are the values of an adj_t.
@@ -209,22 +209,21 @@ def find_sample_graphs(net: Module, inputs: Inputs, data: Data) -> tuple[list[Da
     device = next((p.device for p in net.parameters()), torch.device("cpu"))
     failure: ValueError | None = None
     variants = [inputs]
-    if inputs.edges != "edge_index" and not inputs.by_value:
-        variants.append(replace(inputs, by_value=True))  # A module that multiplies by a matrix.
+    if inputs.edges != "edge_index" and inputs.has_edges:
+        variants.append(inputs.takes_matrix("csr", False))  # If it multiplies by it.
     for variant in variants:
-        # PyG adds self-loops to those of an adj_t, but replaces those of an edge_index.
-        self_loops = not variant.by_value
-        attributes = [*variant.names, *([WEIGHT] if variant.by_value else [])]
         for features in FEATURES:
+            are_unique = variant.layout == "csr"
             graphs = [
-                make_sample(data, attributes, *n, features, self_loops).to(device) for n in SAMPLES
+                make_sample(data, variant.names, *size, features, are_unique).to(device)
+                for size in SAMPLES
             ]
             try:
                 out, used = _run_with_inputs(net, variant, graphs[0])
             except ValueError as error:
                 failure = failure or error
                 continue
-            if variant.by_value and "adj_t" not in data and WEIGHT not in data:
+            if variant is not inputs:
                 has = inputs.edges in data
                 cure = (
                     f"the graph's is called 'adj_t': set data.adj_t = data.{inputs.edges}, whose "

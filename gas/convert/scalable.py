@@ -25,9 +25,8 @@ from gas.convert.inputs import (
 )
 from gas.convert.kept import find_filled
 from gas.convert.lists_and_tables import wrap_lists
-from gas.convert.matrices import MatrixError
 from gas.convert.model import Converted
-from gas.convert.normalise import DifferentEdgesError
+from gas.convert.outputs import MismatchError
 from gas.convert.sample import find_sample_graphs
 from gas.convert.state import is_own_module, keep_generators
 from gas.graph import check_nodes
@@ -214,7 +213,6 @@ def _convert_opening(net: Module, data: Data, inputs: Inputs, options: dict[str,
         emptied=find_filled(net, int(data.num_nodes or 0), run),
     )
     first: InexactLayerError | None = None
-    different: DifferentEdgesError | None = None
     while True:
         try:
             return convert_module(net, data, inputs, options, choices)
@@ -227,30 +225,18 @@ def _convert_opening(net: Module, data: Data, inputs: Inputs, options: dict[str,
             choices = replace(choices, opened=(*choices.opened, kind))
         except NeverExactError:
             raise
-        except MatrixError as error:
-            listed = inputs.with_list(data)
-            if listed is None:
-                raise ValueError(str(error)) from error.__cause__
-            inputs = listed
         except DirectionError as error:
-            if choices.is_turned or not inputs.is_list:
+            if choices.is_turned or inputs.matrix:
                 raise ValueError(str(error)) from None
             choices = replace(choices, is_turned=True)
-        except DifferentEdgesError as error:
-            different = error
-            if inputs.is_list and not choices.on_own_edges:
-                choices = replace(choices, on_own_edges=True)
-            elif error.may_read_values and not choices.on_matrix:
-                choices = replace(choices, on_matrix=True)
-            elif dubious := find_dubious(net, choices.opened):
-                choices = replace(choices, opened=(*choices.opened, *dubious))
-            else:
+        except MismatchError as error:
+            dubious = find_dubious(net, choices.opened)
+            if not dubious:
                 raise ValueError(str(error)) from None
+            choices = replace(choices, opened=(*choices.opened, *dubious))
         except ValueError as error:
             if first is not None:
                 raise ValueError(f"{first}. Inside of it, {error}") from error
-            if different is not None and different.is_last_word:
-                raise ValueError(str(different)) from different
             has_run = error.__cause__ is not None  # Otherwise, it failed for a known reason.
             is_known = not has_run or inputs.tables
             table = None if is_known else node_table_error(net, data, error, choices.emptied)

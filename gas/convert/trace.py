@@ -29,7 +29,7 @@ from gas.convert.edge_layers import (
 from gas.convert.failures import explain_trace, find_line
 from gas.convert.inputs import Inputs
 from gas.convert.known import KnownProxy, KnownValues
-from gas.convert.matrices import MatrixError, TracedMatrix, matrix_error, spread_matrix
+from gas.convert.matrices import LOOPS, spread_matrix
 from gas.convert.modes import (
     BRANCH,
     BY_ROW,
@@ -44,6 +44,7 @@ from gas.convert.modes import (
 from gas.convert.runs import Runs, answer_questions, merge_random_branches
 from gas.convert.segments import AttentionWeights
 from gas.convert.state import CONSTANT
+from gas.convert.traced_matrix import TracedMatrix
 from gas.nn import NeverExactError, check_exact
 from gas.scalable import preserve_modes
 
@@ -61,7 +62,7 @@ class _Tracer(Tracer):
     ) -> None:
         super().__init__()
         self._backward = backward
-        self.known, self.hides_types = known, isinstance(known.root, UNROLLED)
+        self.known = known
         self._autocast = torch.is_autocast_enabled("cpu")
         self._without_gradient: set[Node] = set()
         self.traced_func_name = inputs.method
@@ -75,41 +76,30 @@ class _Tracer(Tracer):
         if not any(m is each for each in self.root.modules()):
             return _call_made(m, forward, args, kwargs)
         check_exact(self.path_of_module(m), m)
-        hidden, self.hides_types = self.hides_types, self.hides_types or isinstance(m, UNROLLED)
         try:
             takes_graph = any(map(self._is_graph, (*args, *kwargs.values())))
             if takes_graph and not isinstance(m, (MessagePassing, EdgeLayer)):
                 return forward(*args, **kwargs)
             has_matrix = any(isinstance(each, TracedMatrix) for each in (*args, *kwargs.values()))
             if isinstance(m, MessagePassing) and not self._opens(m):
-                args, kwargs = self._spread(m, args, kwargs)
+                spread = spread_matrix(m, args, kwargs)
+                if spread is None:
+                    raise self._matrix_error(m)
+                args, kwargs, has_loops = spread
                 if any(m is each for each in self._backward):
                     args, kwargs = tree_map(self._turn, (args, kwargs))
                 if kwargs.get(ATTENTION) is True:
                     out = super().call_module(m, forward, args, {**kwargs, ATTENTION: None})
                     return out, AttentionWeights(self.path_of_module(m))
                 out = super().call_module(m, forward, args, kwargs)
+                if has_loops:
+                    out.node.meta[LOOPS] = True
                 if has_matrix and not self.known.has(out.node) and is_of_user(m):
                     raise self._matrix_error(m)
                 return out
             return super().call_module(m, forward, args, kwargs)
         except Exception:
             self.failed = self.failed or f" in '{self.path_of_module(m)}' ({type(m).__name__})"
-            raise
-        finally:
-            self.hides_types = hidden
-
-    def _spread(self, m: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments of a layer with a list of edges instead of a matrix.
-
-        Raises:
-            InexactLayerError: If a layer of the user's own takes no weights of one.
-        """
-        try:
-            return spread_matrix(m, args, kwargs)
-        except TypeError as error:
-            if is_of_user(m):
-                raise self._matrix_error(m) from error
             raise
 
     def _matrix_error(self, m: Module) -> InexactLayerError:
@@ -161,8 +151,6 @@ class _Tracer(Tracer):
                 f"it asks whether '{obj.node.args[0]}' requires gradients, which predictions don't "
                 "have: ask for self.training"
             )
-        if value is None and self.known.is_of_matrix(obj.node):
-            raise matrix_error(str(obj.node.target))
         return super().to_bool(obj) if value is None else bool(value)
 
     def iter(self, obj: Proxy) -> Iterator[Any]:
@@ -310,14 +298,12 @@ def trace(
             merger = (
                 merge_random_branches(runs, graphs[0], graphs[1], found, merge) if found else None
             )
-    except (NeverExactError, InexactLayerError, MatrixError):
+    except (NeverExactError, InexactLayerError):
         raise
     except Exception as error:
         called = {getattr(node.target, "__name__", "") for node in runs.tracer.graph.nodes}
         cure = f"; if this is for random edges or rows, {BY_ROW}" if called & IN_ORDER else ""
-        edges = samples[0][inputs.edges]
-        is_list = isinstance(edges, Tensor) and edges.dtype == torch.long
-        raise (ValueError if is_list else MatrixError)(
+        raise ValueError(
             f"{name} can't be followed{runs.tracer.failed}: {explain_trace(error)}{cure}"
         ) from error
     merger = merger or merge(graphs[0])

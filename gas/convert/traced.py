@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,16 +14,14 @@ from torch.fx import Graph, Interpreter, Node
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
-from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import DifferentEdgesError, bind, several_values_error
+from gas.convert.edge_layers import several_values_error
 from gas.convert.failures import describe_error, describe_hooks
 from gas.convert.inputs import Inputs, copy_value, like_tuple
 from gas.convert.known import evaluate_node, is_close, walk_back
 from gas.convert.modes import BY_ROW, IN_ONE_MODE, IN_ORDER, LINE, TRAINING
 from gas.convert.state import CONSTANT, keep_attributes, run_mode
 from gas.convert.trace import get_module, is_layer
-from gas.graph import WEIGHT
 from gas.nn import reason_inexact
 
 # Kinds of values.
@@ -119,22 +116,14 @@ def describe_constants(graph: Graph) -> str:
 class _Recorder(Interpreter):
     """Interpreter that runs a graph and records the value of each node."""
 
-    def __init__(self, traced: Traced, data: Data) -> None:
+    def __init__(self, traced: Traced) -> None:
         super().__init__(traced.net, graph=traced.graph)
-        self._weight, self._weighted = data.get(WEIGHT), traced.weighted
         self.values: dict[Node, Any] = {}
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
         self.values[n] = copy_value(value)
         return value
-
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target not in self._weighted:
-            return super().call_module(target, args, kwargs)
-        layer = self.fetch_attr(target)
-        given = bind(layer, args, kwargs)
-        return layer(**{**given, WEIGHT: self._weight})
 
 
 @dataclass
@@ -143,9 +132,6 @@ class Traced:
 
     * ``net``: the module, whose layers the graph calls; ``graph``: what it computes.
     * ``inputs``: its arguments; ``graphs``: the small graphs that provide them.
-    * ``weighted``: the names of the layers that take the weights of edges, and ``normalised``:
-      those among them that take the weights of the normalised graph.
-    * ``transform``: that of the whole graph, if it normalises; ``graphs`` are after it.
     * ``records``: the values of the nodes on each small graph; ``kinds``: what they have rows of.
     """
 
@@ -153,9 +139,6 @@ class Traced:
     graph: Graph
     inputs: Inputs
     graphs: list[Data]
-    weighted: list[str] = field(default_factory=list)
-    normalised: Sequence[str] = ()
-    transform: BaseTransform | None = None
     records: list[dict[Node, Any]] = field(default_factory=list)
     kinds: dict[Node, str] = field(default_factory=dict)
 
@@ -182,7 +165,7 @@ class Traced:
             data: The graph. (default: the first)
         """
         data = self.graphs[0] if data is None else data
-        recorder, net = _Recorder(self, data), self.net
+        recorder, net = _Recorder(self), self.net
         names = [str(node.target) for node in self.graph.nodes if node.op == "placeholder"]
         given = {**self.inputs.arguments(data), TRAINING: number is not None}
         keep = keep_attributes(net) if self.inputs.keeps else contextlib.nullcontext()
@@ -199,13 +182,9 @@ class Traced:
         try:
             self.records = [self.run(data=each) for each in self.graphs]
         except Exception as error:
-            how, kind = "", ValueError
-            if self.transform is not None:
-                how = f" after {self.transform}, which attributes of edges don't follow"
-                kind = DifferentEdgesError
-            how += describe_constants(self.graph) + describe_hooks(self.net)
+            how = describe_constants(self.graph) + describe_hooks(self.net)
             name = type(self.net).__name__
-            raise kind(
+            raise ValueError(
                 f"{name} can't be run on a small graph{how}: {describe_error(error)}"
             ) from error
         return self.records
@@ -245,16 +224,6 @@ class Traced:
                     )
                 )
             self.kinds[node] = found.pop() if found else OTHER
-
-    def find_weighted(self) -> None:
-        """Find the layers that take the graph's weights: by a matrix, also those given none."""
-        self.weighted = [*self.normalised]
-        for node in self.graph.nodes if self.inputs.by_value else ():
-            if is_layer(self.net, node):
-                layer: Any = self.net.get_submodule(str(node.target))
-                takes = WEIGHT in inspect.signature(layer.forward).parameters
-                if takes and bind(layer, node.args, node.kwargs).get(WEIGHT) is None:
-                    self.weighted.append(str(node.target))
 
     def exchange(self, node: Node, made: Node) -> None:
         """Have a node be computed by another, which gets its kind and values."""

@@ -245,9 +245,8 @@ def _check_typed(num_parts: int | str, model: object, **arguments: object) -> No
 
 def _prepare(data: Data, model: Any) -> Data:
     """Apply the transform of a model; return the graph itself if it changes nothing."""
-    transform = getattr(model, "transform", model)
-    takes_it = transform is None or getattr(transform, "takes_adj_t", False)
-    listed = data if takes_it else with_edge_index(data)
+    is_as_it_is = getattr(model, "transform", model) is None
+    listed = data if is_as_it_is else with_edge_index(data)
     prepared = model.prepare(listed)
     weight = prepared.get("edge_weight")
     if weight is not None and not bool(torch.isfinite(weight).all()):

@@ -7,11 +7,13 @@ import threading
 import pytest
 import torch
 import torch_geometric.nn as pyg
+import torch_geometric.transforms as T
 from conftest import random_graph
 from torch_geometric.data import Data
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+from torch_geometric.utils import scatter, to_edge_index
 
 import gas
-from gas.convert.normalise import Normalise
 from gas.convert.sample import subsample
 
 
@@ -86,7 +88,8 @@ def test_edges_with_weights_that_a_module_takes_as_a_matrix():
 def test_several_loops_of_one_node():
     rowptr, col = torch.tensor([0, 3, 4, 5]), torch.tensor([0, 0, 1, 0, 2])
     adj_t = torch.sparse_csr_tensor(rowptr, col, torch.tensor([1.0, 2.0, 1.0, 1.0, 0.5]), (3, 3))
-    found = Normalise(False, True)(Data(x=torch.ones(3, 1), adj_t=adj_t))
+    model = gas.to_scalable(NETS["gcn"](), matrix_graph(weighted=True))
+    found = model.prepare(Data(x=torch.ones(3, 5), adj_t=adj_t))
     dense = torch.tensor([[4.0, 1, 0], [1, 1, 0], [0, 0, 1.5]])
     scale = dense.sum(dim=1).pow(-0.5)
     out = torch.zeros(3, 3)
@@ -96,17 +99,14 @@ def test_several_loops_of_one_node():
 
 def test_layers_that_take_a_matrix_as_something_else_are_refused():
     """SimpleConv's mean divides by entries, of which a matrix has one for several loops."""
-    data = matrix_graph()
     net = Two(pyg.SimpleConv(), pyg.SimpleConv(aggr="mean", combine_root="self_loop"))
-    model = gas.to_scalable(net, data)
-    with pytest.raises(ValueError, match="Two returns other values on 59 nodes of 'data'"):
-        gas.cluster(data, 4, model=model, log=False)
+    with pytest.raises(ValueError, match="means or extremes over a matrix of edges that are there"):
+        gas.to_scalable(net, matrix_graph())
 
 
 def wrongly_prepared(data, model):
     """Return the loops of a matrix are kept as those of a list of edges, and no sample is tried."""
-    model.transform = copy.copy(model.transform)
-    model.transform.takes_adj_t = False
+    model.transform = T.GCNNorm()
     model._conversion, conversion = None, model._conversion
     graph = gas.cluster(data, 4, model=model, log=False)
     model._conversion = conversion
@@ -265,3 +265,57 @@ def test_a_module_that_can_be_copied_no_more_is_not_refused_for_that():
     model = gas.to_scalable(net, data)
     net.lock = threading.Lock()
     gas.cluster(data, 6, model=model, log=False)
+
+
+class OnMatrix(torch.nn.Module):
+    """A module that takes a matrix, whose forward is given."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.sage, self.gcn = pyg.SAGEConv(5, 5), pyg.GCNConv(5, 5)
+        self.other = pyg.GCNConv(5, 5, add_self_loops=False, improved=True)
+        self._forward = (forward,)
+
+    def forward(self, x, adj_t):
+        return self._forward[0](self, x, adj_t)
+
+
+ON_MATRIX = {
+    "two normalisations": lambda net, x, adj_t: net.other(net.gcn(x, adj_t).relu(), adj_t),
+    "with and without": lambda net, x, adj_t: net.sage(net.gcn(x, adj_t).relu(), adj_t),
+    "scaled": lambda net, x, adj_t: net.sage(net.sage(x, adj_t * 2).relu(), adj_t),
+    "transposed": lambda net, x, adj_t: adj_t.t().t() @ net.gcn(x, adj_t).relu(),
+    "reduced": lambda net, x, adj_t: torch.sparse.mm(adj_t, net.sage(x, adj_t).relu(), "mean"),
+    "its size": lambda net, x, adj_t: net.gcn(x, adj_t).relu() + adj_t.size(0) / adj_t.shape[0],
+    "its values": lambda net, x, adj_t: net.gcn.lin(
+        scatter(
+            adj_t.values()[:, None] * net.sage(x, adj_t)[adj_t.col_indices()],
+            to_edge_index(adj_t)[0][0], 0, x.size(0),
+        )
+    ),
+    "normalised outside": lambda net, x, adj_t: net.sage(
+        gcn_norm(adj_t, num_nodes=x.size(0))[0] @ net.sage(x, adj_t), adj_t
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", ON_MATRIX)
+def test_what_a_module_does_with_a_matrix(name, weighted):
+    data = matrix_graph(weighted)
+    net = OnMatrix(ON_MATRIX[name]).eval()
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    expected = net(data.x, data.adj_t).detach()
+    assert torch.allclose(model.predict(graph, log=False), expected, rtol=1e-4, atol=1e-5)
+    assert gas.verify(model, graph).reference == "the uncut graph"
+
+
+def test_a_matrix_beside_a_list_is_what_a_module_takes():
+    data = matrix_graph(weighted=True)
+    data.edge_index = to_edge_index(data.adj_t)[0].flip(0)
+    net = NETS["gcn"]().eval()
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    expected = net(data.x, data.adj_t).detach()
+    assert torch.allclose(model.predict(graph, log=False), expected, atol=1e-5)

@@ -126,8 +126,7 @@ def test_print_draws_histories_and_layers():
     data = graph()
     text = repr(gas.to_scalable(pyg.GCN(W, 8, 2, 3), data))
     assert text == (
-        f"GCN: 1 history of {N} nodes, of a graph after "
-        "GCNNorm(improved=False, add_self_loops=True, weighted=False)\n"
+        f"GCN: 1 history of {N} nodes, of a graph after Preparation(gcn_norm)\n"
         "  convs.0: GCNConv(6, 8)  [fused]\n"
         "    history 0: 'act', 8 wide\n"
         "  convs.1: GCNConv(8, 3)  [fused]"

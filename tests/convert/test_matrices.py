@@ -120,7 +120,7 @@ def test_methods_of_another_layout_are_refused_in_words():
     data = random_graph()
     data.adj = torch.sparse_coo_tensor(data.edge_index.flip(0), torch.ones(data.num_edges))
     data.adj_t, data.edge_index = data.adj, None
-    with pytest.raises(ValueError, match="'_indices' of the graph's matrix can't be followed"):
+    with pytest.raises(ValueError, match="'_indices' of a sparse matrix can't be followed"):
         gas.to_scalable(Indices(), data)
 
 

@@ -318,7 +318,7 @@ def test_a_product_into_a_tensor_is_refused(monkeypatch):
 
     monkeypatch.setitem(PRODUCTS, "out", multiply)
     data = T.ToSparseTensor(layout=torch.sparse_csr)(random_graph())
-    with pytest.raises(ValueError, match="'mm' of the graph's matrix can't be"):
+    with pytest.raises(ValueError, match="'mm' of a sparse matrix can't be"):
         gas.to_scalable(Product("out"), data)
 
 

@@ -428,11 +428,16 @@ def test_methods_of_a_matrix_are_those_of_edges():
     modules = {"lin": nn.Linear(5, 3), "sum": pyg.SimpleConv()}
     check(net_of(turned, **modules), data, of_x)
     size = data.num_nodes
-    ones, edges = torch.ones(data.num_edges).double(), data.edge_index.flip(0)
-    data.x = data.x.double()
-    data.adj_t = torch.sparse_coo_tensor(edges, ones, (size, size)).to_sparse_csr()
-    with pytest.raises(ValueError, match="'t' of the graph's matrix .* edge_index.flip"):
-        gas.to_scalable(net_of(transposed, "x, adj_t", **modules).double(), data)
+    edges = torch.unique(data.edge_index, dim=1).flip(0)
+    for weights in (torch.ones(edges.size(1)), torch.rand(edges.size(1))):
+        data.adj_t = torch.sparse_coo_tensor(edges, weights, (size, size)).to_sparse_csr()
+        data.edge_index = None
+        net = net_of(transposed, "x, adj_t", lin=nn.Linear(5, 3))
+        if bool((weights == 1).all()):
+            check(net, data, lambda net, data: net(data.x, data.adj_t))
+        else:
+            with pytest.raises(ValueError, match="an attribute of the edges beside two lists"):
+                gas.to_scalable(net, data)
 
 
 @pytest.mark.parametrize("norm", [pyg.GraphNorm(8), pyg.PairNorm(), pyg.InstanceNorm(8)])
