@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from gas.convert.inputs import Inputs
 from gas.convert.outputs import flatten
-from gas.graph import is_row_per_edge, is_row_per_node, layout_of, select_rows, to_dense
+from gas.graph import WEIGHT, is_row_per_edge, is_row_per_node, layout_of, select_rows, to_dense
 
 # Nodes and edges of the random graphs: primes, which differ from usual widths.
 SAMPLES = ((61, 241), (67, 263))
@@ -209,7 +209,9 @@ def find_sample_graphs(net: Module, inputs: Inputs, data: Data) -> tuple[list[Da
     device = next((p.device for p in net.parameters()), torch.device("cpu"))
     failure: ValueError | None = None
     variants = [inputs]
-    if inputs.edges != "edge_index" and inputs.has_edges:
+    if inputs.matrix and WEIGHT not in inputs.names:  # If it takes a list all the same.
+        variants.append(replace(inputs, edges=inputs.matrix, matrix="", layout=""))
+    elif inputs.edges != "edge_index" and inputs.has_edges:
         variants.append(inputs.takes_matrix("csr", False))  # If it multiplies by it.
     for variant in variants:
         for features in FEATURES:
@@ -223,7 +225,7 @@ def find_sample_graphs(net: Module, inputs: Inputs, data: Data) -> tuple[list[Da
             except ValueError as error:
                 failure = failure or error
                 continue
-            if variant is not inputs:
+            if variant.matrix and not inputs.matrix:
                 has = inputs.edges in data
                 cure = (
                     f"the graph's is called 'adj_t': set data.adj_t = data.{inputs.edges}, whose "

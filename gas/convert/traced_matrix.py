@@ -164,10 +164,7 @@ class TracedMatrix:
         if isinstance(other, int | float):
             value = torch.ones_like(self.row, dtype=torch.float)
             return self.set_value((value if self.value is None else self.value) * other)
-        shape: Any = getattr(other.tracer.known.first(other.node), "shape", ())
-        if len(shape) != 2 or 1 not in shape:
-            return self.__getattr__("mul by other than a column or a row")
-        is_column = shape[1] == 1
+        is_column = other.tracer.known.first(other.node).shape[1] == 1
         scale = other.squeeze(1)[self.row] if is_column else other.squeeze(0)[self.col]
         scaled = scale if self.value is None else scale.to(self.value.dtype) * self.value
         return self.set_value(scaled)

@@ -469,7 +469,6 @@ def test_layers_beside_what_is_computed_of_the_matrix(is_weighted):
         (lambda net, x, adj_t: adj_t + adj_t, r"'\+, - or \[...\]' of a sparse matrix"),
         (lambda net, x, adj_t: adj_t[:, :], r"'\+, - or \[...\]' of a sparse matrix"),
         (lambda net, x, adj_t: adj_t.set_diag(k=1), "'remove_diag of another diagonal'"),
-        (lambda net, x, adj_t: adj_t.t() * x, "'mul by other than a column or a row'"),
     ],
 )
 def test_other_methods_of_a_matrix_are_refused_by_name(compute, reason):
