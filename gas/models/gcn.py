@@ -12,7 +12,7 @@ from torch_geometric.transforms import GCNNorm
 from gas.history import Rows
 from gas.models.layered import LayeredGNN
 from gas.nn import GCNConv, Linear, Neighbours
-from gas.scalable import check_constructor
+from gas.scalable import check_constructor, check_integer
 
 
 class GCN(LayeredGNN):
@@ -66,6 +66,8 @@ class GCN(LayeredGNN):
             raise ValueError(
                 f"'hidden_channels' is {hidden_channels}, expected one width with linear=True"
             )
+        if linear:
+            check_integer("in_channels", in_channels, 1)
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
             batch_norm, residual, pool_size, buffer_size, device, **kwargs,

@@ -145,7 +145,12 @@ def verify(
         MemoryError: If not even a neighbourhood fits.
     """
     if hasattr(model, "_verify"):  # A HeteroModel.
-        return cast(Any, model)._verify(graph, batch_size, num_nodes, tolerance, **kwargs)
+        for name in kwargs:
+            raise ValueError(
+                f"{name!r} is given, which gas.verify doesn't have for heterogeneous graphs: leave "
+                "it out"
+            )
+        return cast(Any, model)._verify(graph, batch_size, num_nodes, tolerance)
     if not hasattr(model, "for_graph"):
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN, such as "

@@ -238,4 +238,5 @@ CASES = {
     "PrefetchLoader": lambda t: list(gas.PrefetchLoader(load(), make())),
     "plan": lambda t: gas.plan(typed(), make(), "1GB"),
     "verify, some nodes": lambda t: gas.verify(make(), cut(), num_nodes=2),
+    "verify, an option of a loader": lambda t: gas.verify(make(), cut(), layout="csr"),
 }

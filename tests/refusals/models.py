@@ -34,6 +34,9 @@ CASES = {
         **{**SIZES, "hidden_channels": [2]}, linear=True
     ),
     "GCN, features that are a real number": lambda t: models.GCN(**{**SIZES, "in_channels": 2.0}),
+    "GCN, features of unknown width with linear=True": lambda t: models.GCN(
+        **{**SIZES, "in_channels": -1}, linear=True
+    ),
     "GCN, no width": lambda t: models.GCN(**{**SIZES, "hidden_channels": 0}),
     "GAT, several widths": lambda t: models.GAT(4, 2, [2], 1, 2, 1, 2),
     "GAT, no heads": lambda t: models.GAT(4, 2, 2, 1, 2, 0, 2),
