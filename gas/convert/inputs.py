@@ -45,7 +45,7 @@ from gas.convert.kept import copy_module, set_attributes
 from gas.convert.known import is_edge_list
 from gas.convert.lists_and_tables import EdgeLists, Tables, TakesLists, find_tables
 from gas.convert.modes import TRAINING
-from gas.convert.preparation import NODE_ID
+from gas.convert.preparation import NODE_ID, read_mark
 from gas.convert.state import eval_mode, keep_attributes
 from gas.convert.traced_matrix import TRACED, matrix_error
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
@@ -285,7 +285,12 @@ def find_inputs(net: Module, data: Data) -> Inputs:
         counted=next((name for name in names if is_row_per_node(data, name)), ""),
     )  # fmt: skip
     layout = layout_of(data.adj_t, "adj_t").name if "adj_t" in data else "edge_index"
-    if has_edges and given.reads_adj_t(data) and layout != "edge_index":
+    if (before := read_mark(data)) is not None:
+        layout, is_weighted = before
+        names = [name for name in names if name != WEIGHT] + [WEIGHT] * is_weighted
+        given = replace(given, names=names)
+        given = given.takes_matrix(layout, is_weighted) if layout else given
+    elif has_edges and given.reads_adj_t(data) and layout != "edge_index":
         layout = layout if layout in TRACED else "csr"
         given = given.takes_matrix(layout, _is_weighted(data.adj_t))
     elif has_edges and edges != "edge_index" and WEIGHT in data and WEIGHT not in wanted:

@@ -18,6 +18,7 @@ from gas.graph import is_row_per_edge, with_edge_index
 
 PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
 NODE_ID = f"{PREPARED}node_id"  # The row of each node in parameters with a row for each node.
+LAYOUTS = ("", "csr", "sparse_tensor")  # Of a module's edges: a list, or a matrix.
 EDGE_LIST = f"{PREPARED}list"  # The position of the list that an edge is of.
 _MADE: Any = WeakIdKeyDictionary()  # Attributes that were made of others.
 
@@ -55,13 +56,13 @@ class Preparation(BaseTransform):
         masks: The name of the mask of each list among all edges; "" for one that has them all.
         made: The names of the attributes that it makes, and the position of the list that each has
             rows of; ``None`` if its rows are those of nodes.
-        mark: The name of an attribute that marks a graph which has them.
+        mark: The name of an attribute that marks a graph which has them, see :func:`read_mark`.
         checks: Where else each of the last results was found on small graphs: the position of the
             list, and a row of it, ``None`` for both, or the name of an attribute.
         described: The functions that it calls, for its description.
         keeps_loops: Whether layers change the edges after a dropout of edges, so that none of the
             self-loops that they add are dropped.
-        reads_adj_t: Whether the module takes the ``adj_t`` of a graph that has a list, too.
+        given: The parameter for a matrix, its layout, and whether weights are taken.
     """
 
     def __init__(
@@ -74,9 +75,11 @@ class Preparation(BaseTransform):
         checks: Sequence[tuple[int | None, int | str | None]],
         described: str,
         keeps_loops: bool,
-        reads_adj_t: bool,
+        given: tuple[str, str, bool],
     ) -> None:
-        self.keeps_loops, self._reads_adj_t = keeps_loops, reads_adj_t
+        matrix, layout, is_weighted = given
+        self.keeps_loops, self._reads_adj_t = keeps_loops, matrix == "adj_t"
+        self._before = 2 * LAYOUTS.index(layout) + is_weighted
         self.function, self.names = function, tuple(names)
         self.made, self._mark = (*made, *filter(None, masks), mark), mark
         self._masks, self._lists = tuple(masks), dict(made)
@@ -140,7 +143,7 @@ class Preparation(BaseTransform):
                 del data[name]  # They don't follow.
         data.edge_index = edges
         _MADE.update(dict.fromkeys(made.values(), True))
-        return data.update({**made, self._mark: torch.tensor(True)})
+        return data.update({**made, self._mark: torch.tensor(self._before)})
 
     def _check(self, value: Any, other: Any, where: int | str | None) -> None:
         """Check that a value is found where it was on small graphs."""
@@ -169,6 +172,18 @@ class Preparation(BaseTransform):
 
     def __repr__(self) -> str:
         return f"Preparation({self._described})"
+
+
+def read_mark(data: Data) -> tuple[str, bool] | None:
+    """Return the layout of a prepared graph before, "" for a list, and whether weights were taken.
+
+    ``None`` if it wasn't prepared. A module is converted with a prepared graph, as from a folder,
+    as with the graph before.
+    """
+    for key, value in data.to_dict().items():
+        if key.startswith(PREPARED) and isinstance(value, Tensor) and value.dim() == 0:
+            return LAYOUTS[int(value) // 2], bool(value % 2)
+    return None
 
 
 def check_unprepared(names: Iterable[str], known: Collection[str]) -> None:

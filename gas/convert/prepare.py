@@ -44,11 +44,11 @@ class _Extractor:
     Args:
         finder: The values that follow from the edges.
         joins: Whether layers may take different lists of edges, which the transform joins.
-        reads_adj_t: Whether the module takes the ``adj_t`` of a graph that has a list, too.
+        given: The parameter for a matrix, its layout, and whether weights are taken.
     """
 
-    def __init__(self, finder: EdgeValues, joins: bool, reads_adj_t: bool) -> None:
-        self._finder, self._reads_adj_t = finder, reads_adj_t
+    def __init__(self, finder: EdgeValues, joins: bool, given: tuple[str, str, bool]) -> None:
+        self._finder, self._given = finder, given
         self._values: dict[Node, Any] = {
             node: finder.records[0][node] for node in (*finder.inputs, *finder.inside)
         }
@@ -204,7 +204,7 @@ class _Extractor:
             [(position, own.get(str(where), where)) for _, position, where in self._checks],
             described,
             AFTER_DROP in self._lists[0].meta,
-            self._reads_adj_t,
+            self._given,
         )
 
     def _find_weights(self) -> str:
@@ -358,6 +358,8 @@ def move_preparation(traced: Traced) -> Preparation | None:
             lists.
     """
     traced.record()
+    inputs = traced.inputs
+    given = inputs.matrix, inputs.layout, WEIGHT in inputs.names
     failure: ValueError | None = None
     for keeps_selections, joins in ((False, False), (True, False), (False, True)):
         finder = EdgeValues(traced, keeps_selections)
@@ -366,7 +368,7 @@ def move_preparation(traced: Traced) -> Preparation | None:
         if not finder.read:
             return None
         try:
-            prepared = _Extractor(finder, joins, traced.inputs.matrix == "adj_t").run()
+            prepared = _Extractor(finder, joins, given).run()
         except ValueError as error:
             failure = error
             continue

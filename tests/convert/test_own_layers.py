@@ -10,10 +10,12 @@ from conftest import random_graph
 from torch import nn
 from torch_geometric.data import Data
 from torch_geometric.nn import (
+    GCN,
     CorrectAndSmooth,
     GATConv,
     GCNConv,
     GINConv,
+    GraphSAGE,
     LabelPropagation,
     MessagePassing,
     SAGEConv,
@@ -200,6 +202,23 @@ def test_weights_are_normalised_once():
     again = Data(x=data.x, edge_index=prepared.edge_index, edge_attr=prepared.edge_weight)
     with pytest.raises(ValueError, match="weights that were normalised already"):
         model.prepare(again)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_prepared_graph_converts_to_the_same_model(weighted, tmp_path):
+    data = random_graph()
+    if weighted:
+        data.edge_weight = torch.rand(data.num_edges)
+    net = GCN(5, 8, 2, 3).eval()
+    model = gas.to_scalable(net, data)
+    gas.cluster(data, 4, model=model, out=tmp_path / "graph", log=False)
+    graph = gas.open_graph(tmp_path / "graph")
+    again = gas.to_scalable(net, graph)
+    found = again.predict(graph, log=False)
+    expected = net(data.x, data.edge_index, data.get("edge_weight"))
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="prepared for another model"):
+        gas.to_scalable(GraphSAGE(5, 8, 2, 3), data).predict(graph, log=False)
 
 
 # Arguments of layers ------------------------------------------------------------------------------
