@@ -94,7 +94,7 @@ class Preparation(BaseTransform):
             ValueError: If the graph lacks an attribute, was prepared for another model, or layers
                 take other edges on it than they do on small graphs.
         """
-        if all(name in data for name in self.made):
+        if self._mark in data:
             return data
         check_unprepared(data.keys(), self.made)
         if self._reads_adj_t and "adj_t" in data and "edge_index" in data:

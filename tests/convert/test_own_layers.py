@@ -217,6 +217,7 @@ def test_a_prepared_graph_converts_to_the_same_model(weighted, tmp_path):
     found = again.predict(graph, log=False)
     expected = net(data.x, data.edge_index, data.get("edge_weight"))
     torch.testing.assert_close(found, expected.detach(), rtol=1e-4, atol=1e-5)
+    assert again.prepare(graph).adj_t is graph.adj_t
     with pytest.raises(ValueError, match="prepared for another model"):
         gas.to_scalable(GraphSAGE(5, 8, 2, 3), data).predict(graph, log=False)
 
