@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch_geometric.nn as pyg
 import torch_geometric.utils as pyg_utils
 from torch import Tensor
 from torch.fx import Proxy
@@ -22,6 +23,8 @@ from gas.convert.modes import copy_function, replace_functions
 from gas.convert.segments import trace_segments
 from gas.convert.traced_matrix import PRODUCTS, WEIGHT, TracedMatrix, TracedTensor
 
+# Layers that normalise by themselves, if ``normalize`` is true.
+NORMALISING = (pyg.GCNConv, pyg.GCN2Conv, pyg.LGConv, pyg.FAConv, pyg.DNAConv)
 LOOPS = "has_loops"  # What a layer's node notes: its edges have the self-loops that it adds.
 # Functions of torch-sparse that are methods of its matrices, too, and the modules they are in.
 _FUNCTIONS = (
@@ -44,8 +47,8 @@ def spread_matrix(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any, bool] |
     bound = inspect.signature(layer.forward).bind(*args, **kwargs)
     (name,) = [key for key, each in bound.arguments.items() if each is matrices[0]]
     matrix, takes_weights = matrices[0], WEIGHT in bound.signature.parameters
-    has_loops = bool(getattr(layer, "normalize", False) and getattr(layer, "add_self_loops", False))
-    has_loops = has_loops and takes_weights
+    normalises = isinstance(layer, NORMALISING) and layer.normalize
+    has_loops = normalises and getattr(layer, "add_self_loops", False)
     if has_loops:
         dtype = bound.arguments["x"].dtype
         matrix = matrix.add_loops(2.0 if getattr(layer, "improved", False) else 1.0, dtype)

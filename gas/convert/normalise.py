@@ -9,12 +9,11 @@ import torch_geometric.nn as pyg
 
 from gas.convert.edge_dropout import AFTER_DROP
 from gas.convert.edge_layers import DROP, bind
-from gas.convert.matrices import LOOPS, gcn_norm
+from gas.convert.matrices import LOOPS, NORMALISING, gcn_norm
 from gas.convert.traced import Traced
 from gas.graph import WEIGHT
 
 LAYER = "layer"  # What a normalisation notes: the name of the layer that does it.
-NORMALISING = (pyg.GCNConv, pyg.GCN2Conv, pyg.LGConv, pyg.FAConv, pyg.DNAConv)
 
 
 class Normalisation(NamedTuple):
@@ -38,7 +37,7 @@ def disable_normalisation(layer: Any) -> Normalisation | None:
 
 
 def write_normalisation(traced: Traced) -> None:
-    """Write what layers normalise by themselves into a traced graph."""
+    """Write what layers normalise by themselves into a traced graph, before they are called."""
     net, graph = traced.net, traced.graph
     called = [node for node in graph.nodes if node.op == "call_module"]
     layers: dict[Any, Any] = {node.target: net.get_submodule(str(node.target)) for node in called}
