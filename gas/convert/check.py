@@ -38,8 +38,8 @@ from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
 from gas.convert.state import eval_mode, keep_generators
 from gas.convert.trace import Added
 from gas.convert.traced import EDGES, OTHER, ROWS, Traced, row_dim
-from gas.convert.traced_matrix import PRODUCTS, add_product, add_products
-from gas.graph import WEIGHT, with_edge_index
+from gas.convert.traced_matrix import PRODUCTS, TRACED, add_product, add_products
+from gas.graph import WEIGHT, layout_of, with_edge_index
 from gas.history import Rows
 from gas.loader import SubgraphLoader
 from gas.nn import FusedConv, fuse, reason_inexact, twin
@@ -338,8 +338,9 @@ class Conversion:
         if not all(isinstance(value, Tensor) for value in tensors) or listed.num_nodes < 4:
             return None
         out = subsample(listed, sorted(names), MOST_NODES, MOST_EDGES)
-        if self.inputs.matrix and self.inputs.reads_adj_t(data):
-            out.adj_t = self.inputs.to_matrix(out)
+        if self.inputs.has_edges and self.inputs.reads_adj_t(data):
+            layout = layout_of(data.adj_t, "adj_t").name
+            out.adj_t = self.inputs.to_matrix(out, layout if layout in TRACED else "csr")
             del out.edge_index, out.edge_weight
         return out
 

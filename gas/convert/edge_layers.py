@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
-from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.traced_matrix import TracedMatrix
-from gas.graph import WEIGHT, find_layout
+from gas.graph import WEIGHT
 from gas.nn import SimpleConv
 
 FORWARD = "source_to_target"
@@ -54,16 +53,6 @@ class WrappedLayer(EdgeLayer):
         super().__init__()
         object.__setattr__(self, "layer", net.get_submodule(target))  # Not a child twice.
         self.edges, self.target = edges, target
-
-
-def make_matrix(edges: Tensor, weight: Tensor | None, sizes: tuple[int, int], layout: str) -> Any:
-    """Return edges as a matrix of a layout, whose rows are destinations."""
-    src, dst = edges
-    order = (dst * sizes[1] + src).argsort(stable=True)
-    counts = torch.bincount(dst, minlength=sizes[0])
-    rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    value = None if weight is None else weight.view(-1)[order]
-    return find_layout(layout).make(rowptr, src[order], value, sizes[1])
 
 
 class Propagation(EdgeLayer):

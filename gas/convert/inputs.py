@@ -33,7 +33,6 @@ from gas.convert.arguments import (
     takes_rows_alone,
 )
 from gas.convert.changes import add_noise
-from gas.convert.edge_layers import make_matrix
 from gas.convert.failures import (
     describe_error,
     describe_values,
@@ -47,7 +46,7 @@ from gas.convert.lists_and_tables import EdgeLists, Tables, TakesLists, find_tab
 from gas.convert.modes import TRAINING
 from gas.convert.preparation import NODE_ID, read_mark
 from gas.convert.state import eval_mode, keep_attributes
-from gas.convert.traced_matrix import TRACED, matrix_error
+from gas.convert.traced_matrix import TRACED, make_matrix, matrix_error
 from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
 
 # Parameters of a call with a mini-batch, and of the graph that is made here.
@@ -143,7 +142,7 @@ class Inputs:
 
     def in_call(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the method's arguments: values of the graph, or the graph that has them."""
-        if self.matrix:
+        if self.matrix and self.edges in values:
             values = self._with_matrix(values)
         if not self.graph:
             unused = (NODE_ID,) if self.has_edges else (NODE_ID, self.edges)
@@ -180,9 +179,11 @@ class Inputs:
         """Run the module on a graph in the graph's own layout; it may keep what it computes."""
         values = {name: copy_value(data[name]) for name in self.attributes if name in data}
         if self.reads_adj_t(data):
-            values[self.edges] = data.adj_t
+            edges = data.adj_t
         else:
-            values[self.edges] = self.to_matrix(data) if self.matrix else data.edge_index
+            is_matrix = self.matrix not in ("", "edge_index") and WEIGHT in data
+            edges = self.to_matrix(data) if is_matrix else data.edge_index
+        values[self.matrix or self.edges] = edges
         with eval_mode(net), contextlib.nullcontext() if keeps else keep_attributes(net):
             return self.call(net, values)
 
@@ -190,10 +191,11 @@ class Inputs:
         """Return copies of the values that a small graph provides, with its edges as they are."""
         return {name: copy_value(value) for name, value in self.arguments(data).items()}
 
-    def to_matrix(self, data: Data) -> Any:
-        """Return the weighted adjacency of a graph in the layout of the user's."""
+    def to_matrix(self, data: Data, layout: str = "") -> Any:
+        """Return the weighted adjacency of a graph in a layout, by default that of the module's."""
         size = int(data.num_nodes or 0)
-        return make_matrix(data.edge_index, data.get(WEIGHT), (size, size), self.layout)
+        layout = layout or self.layout
+        return make_matrix(data.edge_index, data.get(WEIGHT), (size, size), layout)
 
     def run(self, net: Module, data: Data) -> tuple[Any, Inputs]:
         """Run the module, which initialises lazy parameters.

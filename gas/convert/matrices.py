@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import torch
@@ -15,13 +15,15 @@ import torch_geometric.nn as pyg
 import torch_geometric.utils as pyg_utils
 from torch import Tensor
 from torch.fx import Proxy
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
-from gas.convert.modes import copy_function, replace_functions
+from gas.convert.known import is_close, walk_back
+from gas.convert.modes import TRAINING, copy_function, replace_functions
 from gas.convert.segments import trace_segments
-from gas.convert.traced_matrix import PRODUCTS, WEIGHT, TracedMatrix, TracedTensor
+from gas.convert.traced_matrix import PRODUCTS, WEIGHT, TracedMatrix, TracedTensor, make_matrix
+from gas.scalable import preserve_modes
 
 # Layers that normalise by themselves, if ``normalize`` is true.
 NORMALISING = (pyg.GCNConv, pyg.GCN2Conv, pyg.LGConv, pyg.FAConv, pyg.DNAConv)
@@ -33,6 +35,14 @@ _FUNCTIONS = (
 )  # fmt: skip
 # Those of PyG, and the methods that they call.
 _OF_PYG = {"spmm": "multiply", "to_edge_index": "to_edge_index"}
+
+
+def normalises(layer: Any) -> bool:
+    """Return whether a layer normalises by itself, and takes normalised weights instead."""
+    if not isinstance(layer, NORMALISING) or not layer.normalize:
+        return False
+    names = inspect.signature(layer.forward).parameters
+    return {"x", "edge_index", WEIGHT} <= names.keys()
 
 
 def spread_matrix(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any, bool] | None:
@@ -47,23 +57,44 @@ def spread_matrix(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any, bool] |
     bound = inspect.signature(layer.forward).bind(*args, **kwargs)
     (name,) = [key for key, each in bound.arguments.items() if each is matrices[0]]
     matrix, takes_weights = matrices[0], WEIGHT in bound.signature.parameters
-    normalises = isinstance(layer, NORMALISING) and layer.normalize
-    has_loops = normalises and getattr(layer, "add_self_loops", False)
+    has_loops = normalises(layer) and getattr(layer, "add_self_loops", False)
     if has_loops:
         dtype = bound.arguments["x"].dtype
         matrix = matrix.add_loops(2.0 if getattr(layer, "improved", False) else 1.0, dtype)
     bound.arguments[name] = matrix.edges()
     if takes_weights and matrix.value is not None:
         bound.arguments[WEIGHT] = matrix.value
-    elif matrix.value is not None and _reads_values(layer):
+    elif matrix.value is not None and _reads_values(layer, bound.arguments, name, matrix):
         return None
     return (), dict(bound.arguments), has_loops
 
 
-def _reads_values(layer: Any) -> bool:
-    """Return whether the messages of a layer may read the values of a matrix."""
-    names = layer.inspector.get_flat_param_names(["message", "message_and_aggregate"])
-    return layer.fuse or not {WEIGHT, "edge_type"}.isdisjoint(names)
+def _reads_values(layer: Any, given: dict[str, Any], name: str, matrix: TracedMatrix) -> bool:
+    """Return whether a layer's result on a small graph depends on the values of its matrix.
+
+    Args:
+        layer: The layer.
+        given: Its arguments, with a list of edges in place of the matrix.
+        name: The parameter for the edges.
+        matrix: The matrix.
+    """
+    known = matrix.row.tracer.known
+
+    def value_of(proxy: Any) -> Any:
+        return known.first(proxy.node) if issubclass(type(proxy), Proxy) else proxy
+
+    values = tree_map(value_of, given)
+    weight, sizes = value_of(matrix.value), tuple(map(value_of, matrix.shape or ()))
+    known.is_evaluating = True
+    try:
+        with preserve_modes(layer, False), torch.no_grad():
+            whole = make_matrix(values[name], weight, cast(Any, sizes), matrix.layout_name)
+            found = layer(**{**values, name: whole})
+            return not is_close(found, layer(**values))
+    except Exception:  # A layer may raise anything for edges in another form.
+        return True
+    finally:
+        known.is_evaluating = False
 
 
 def gcn_norm(
@@ -76,10 +107,22 @@ def gcn_norm(
     return gcn_conv.gcn_norm(*args)
 
 
+def _has_rows(weight: Any) -> bool:
+    """Return whether weights are computed of rows of nodes, or of parameters."""
+    if not isinstance(weight, Proxy):
+        return False
+    known = cast(Any, weight.tracer).known
+    return any(
+        node.op in ("get_attr", "call_module")
+        or (node.op == "placeholder" and node.target != TRAINING and known.has_row_per_node(node))
+        for node in walk_back(weight.node)
+    )
+
+
 def _make_normalisation(function: Any) -> Callable[..., Any]:
     """Make ``gcn_norm`` of edges, or of a matrix, that are traced.
 
-    Of weights that the module computes, it is followed.
+    Of weights that are computed of rows of nodes, it is followed.
     """
     copied = copy_function(function)
 
@@ -91,8 +134,7 @@ def _make_normalisation(function: Any) -> Callable[..., Any]:
             made = edge_index.normalise(improved, add_self_loops, dtype)
             return (made, None) if edge_index.kind is Tensor else made
         args = edge_index, edge_weight, num_nodes, improved, add_self_loops, flow, dtype
-        is_given = not isinstance(edge_weight, Proxy) or edge_weight.node.op == "placeholder"
-        is_traced = isinstance(edge_index, Proxy) and is_given
+        is_traced = isinstance(edge_index, Proxy) and not _has_rows(edge_weight)
         return (gcn_norm if is_traced else copied)(*args)
 
     return normalise

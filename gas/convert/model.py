@@ -19,7 +19,7 @@ from gas.convert.followed import Followed, find_followed
 from gas.convert.known import walk_back
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
-from gas.convert.preparation import PREPARED, check_unprepared
+from gas.convert.preparation import PREPARED, Preparation, check_unprepared
 from gas.convert.rewrite import (
     drop_in_one_pass,
     dropout_rates,
@@ -33,6 +33,11 @@ from gas.history import Features, Rows, first_rows
 from gas.loader import SubData
 from gas.nn import ProjectedConv, has_hooks
 from gas.scalable import ScalableGNN, adjacency, attributes, compute_dtype, preserve_modes
+
+UNPREPARED = (
+    "the graph lacks what this model's layers compute of all edges: cut it by "
+    "gas.cluster(data, num_parts, model=model), or give model.prepare(data)"
+)
 
 
 class Converted(ScalableGNN):
@@ -81,6 +86,8 @@ class Converted(ScalableGNN):
         self._conversion: Conversion | None = conversion
         unknown = {*conversion.inputs.keeps, *conversion.emptied}  # What calls set is theirs.
         self._known = (*self._inputs, *conversion.inputs.made)
+        transform = conversion.transform
+        self._mark = transform.needed_mark if isinstance(transform, Preparation) else ""
         self._followed = find_followed(conversion.net, made, unknown, conversion.computed)
 
     def train(self, mode: bool = True) -> Converted:
@@ -157,6 +164,8 @@ class Converted(ScalableGNN):
         """Return the inputs that aren't features."""
         known = attributes(data)
         check_unprepared(known, self._known)
+        if self._mark and self._mark not in known and "views" not in known:
+            raise ValueError(UNPREPARED)
         names = {*self._inputs, *([] if "adj_t" in known else ["edge_weight"])} - {"x"}
         return {name: data[name] for name in names if name in known}
 
@@ -234,10 +243,7 @@ class Converted(ScalableGNN):
         given = {**given, "x": x, TRAINING: self.training}
         missing = [name for name in self._inputs if name not in given]
         if missing and missing[0].startswith(PREPARED):
-            raise ValueError(
-                "the graph lacks what this model's layers compute of all edges: cut it by "
-                "gas.cluster(data, num_parts, model=model), or give model.prepare(data)"
-            )
+            raise ValueError(UNPREPARED)
         if missing:
             raise ValueError(
                 f"{missing[0]!r} is missing, with which the model was converted: call "

@@ -9,7 +9,7 @@ import torch_geometric.nn as pyg
 
 from gas.convert.edge_dropout import AFTER_DROP
 from gas.convert.edge_layers import DROP, bind
-from gas.convert.matrices import LOOPS, NORMALISING, gcn_norm
+from gas.convert.matrices import LOOPS, gcn_norm, normalises
 from gas.convert.traced import Traced
 from gas.graph import WEIGHT
 
@@ -29,7 +29,7 @@ def disable_normalisation(layer: Any) -> Normalisation | None:
     Changes:
         ``layer.normalize`` becomes false.
     """
-    if not isinstance(layer, NORMALISING) or not layer.normalize:
+    if not normalises(layer):
         return None
     layer.normalize = False
     adds_loops = not isinstance(layer, pyg.LGConv) and layer.add_self_loops

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from gas.convert.known import is_close
-from gas.graph import is_row_per_edge, with_edge_index
+from gas.graph import WEIGHT, is_row_per_edge, with_edge_index
 
 PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
 NODE_ID = f"{PREPARED}node_id"  # The row of each node in parameters with a row for each node.
@@ -51,7 +51,7 @@ class Preparation(BaseTransform):
 
     Args:
         function: Returns the lists of edges, the attributes, and what is to be checked, of the
-            graph's edges, number of nodes and device, and of ``names``.
+            graph's edges, number of nodes, device and type of rows, and of ``names``.
         names: The attributes of edges that it takes.
         masks: The name of the mask of each list among all edges; "" for one that has them all.
         made: The names of the attributes that it makes, and the position of the list that each has
@@ -63,6 +63,7 @@ class Preparation(BaseTransform):
         keeps_loops: Whether layers change the edges after a dropout of edges, so that none of the
             self-loops that they add are dropped.
         given: The parameter for a matrix, its layout, and whether weights are taken.
+        dtype: The type of rows of nodes, if the graph has no ``x`` of real numbers.
     """
 
     def __init__(
@@ -76,15 +77,22 @@ class Preparation(BaseTransform):
         described: str,
         keeps_loops: bool,
         given: tuple[str, str, bool],
+        dtype: torch.dtype | None,
     ) -> None:
         matrix, layout, is_weighted = given
         self.keeps_loops, self._reads_adj_t = keeps_loops, matrix == "adj_t"
+        self._dtype = dtype
         self._before = 2 * LAYOUTS.index(layout) + is_weighted
         self.function, self.names = function, tuple(names)
         self.made, self._mark = (*made, *filter(None, masks), mark), mark
         self._masks, self._lists = tuple(masks), dict(made)
         self._checks = tuple(checks)
         self._described = described
+
+    @property
+    def needed_mark(self) -> str:
+        """Return the mark that tells made weights from those before; "" without weights before."""
+        return self._mark if self._before % 2 and WEIGHT in self.made else ""
 
     @torch.no_grad()
     def forward(self, data: Data) -> Data:
@@ -117,7 +125,10 @@ class Preparation(BaseTransform):
                 "'data' has weights that were normalised already: give the graph as it was, or "
                 "leave 'model' out of gas.cluster"
             )
-        found = self.function(before.clone(), data.num_nodes, before.device, *given)
+        x = data.get("x")
+        is_float = isinstance(x, Tensor) and x.is_floating_point()
+        dtype = x.dtype if is_float else self._dtype
+        found = self.function(before.clone(), data.num_nodes, before.device, dtype, *given)
         lists, rest = found[: len(self._masks)], found[len(self._masks) :]
         values = dict(zip(self._lists, rest, strict=False))
         for value, (position, where) in zip(rest[len(values) :], self._checks, strict=True):
@@ -142,7 +153,10 @@ class Preparation(BaseTransform):
             for name in [key for key in data.to_dict() if is_row_per_edge(data, key)]:
                 del data[name]  # They don't follow.
         data.edge_index = edges
-        _MADE.update(dict.fromkeys(made.values(), True))
+        if "adj_t" in data:
+            del data.adj_t
+        known = [id(value) for value in given]
+        _MADE.update({value: True for value in made.values() if id(value) not in known})
         return data.update({**made, self._mark: torch.tensor(self._before)})
 
     def _check(self, value: Any, other: Any, where: int | str | None) -> None:

@@ -49,6 +49,7 @@ class _Extractor:
 
     def __init__(self, finder: EdgeValues, joins: bool, given: tuple[str, str, bool]) -> None:
         self._finder, self._given = finder, given
+        self._dtype: torch.dtype | None = None
         self._values: dict[Node, Any] = {
             node: finder.records[0][node] for node in (*finder.inputs, *finder.inside)
         }
@@ -205,6 +206,7 @@ class _Extractor:
             described,
             AFTER_DROP in self._lists[0].meta,
             self._given,
+            self._dtype,
         )
 
     def _find_weights(self) -> str:
@@ -214,7 +216,8 @@ class _Extractor:
         for node, position in self._made.items():
             value = self._values[node]
             is_of_all = position is not None and not self._masks[position]
-            if is_of_all and value.dim() == 1 and value.is_floating_point():
+            is_number = value.dim() == 1 and value.is_floating_point()
+            if is_of_all and is_number and bool((value != 1).any()):  # As a matrix without has.
                 return self._name(node)
         return ""
 
@@ -310,7 +313,9 @@ class _Extractor:
     def _write(self) -> GraphModule:
         """Write the function that the transform calls."""
         finder, graph = self._finder, Graph()
-        edges, count, device = map(graph.placeholder, ("edges", "num_nodes", "device"))
+        edges, count, device, dtype = map(
+            graph.placeholder, ("edges", "num_nodes", "device", "dtype")
+        )
         made: dict[Node, Any] = {finder.edges: edges}
         for node in finder.inputs:
             if node is not finder.edges:
@@ -322,6 +327,9 @@ class _Extractor:
             if finder.is_count(node):
                 return count
             value = finder.records[0][node]
+            if isinstance(value, torch.dtype) and value.is_floating_point:  # Of rows of nodes.
+                self._dtype = value
+                return dtype
             return device if isinstance(value, torch.device) else value
 
         known: dict[Any, Node] = {}  # What is computed before is read again.

@@ -226,7 +226,7 @@ def _convert_opening(net: Module, data: Data, inputs: Inputs, options: dict[str,
         except NeverExactError:
             raise
         except DirectionError as error:
-            if choices.is_turned or inputs.matrix:
+            if choices.is_turned:
                 raise ValueError(str(error)) from None
             choices = replace(choices, is_turned=True)
         except MismatchError as error:

@@ -268,7 +268,9 @@ def edges(scope: LayerScope, form: str, weight: Tensor | None) -> Any:
     """Return a layer's adjacency in a form."""
     if form != FUSED or scope.is_edge_index:
         return scope.edge_index
-    return scope.adj_t if weight is scope.edge_weight else scope.adj_t.with_value(weight)
+    if weight is scope.edge_weight:
+        return scope.adj_t
+    return scope.adj_t.with_value(None if weight is None else weight.view(-1))
 
 
 @_make_leaf

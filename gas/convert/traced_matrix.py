@@ -16,6 +16,7 @@ from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import coalesce, scatter, to_undirected
 
 from gas.convert.segments import RowPointers
+from gas.graph import find_layout
 from gas.nn import ProjectedConv, SimpleConv
 
 # The layers that multiply, by the names that they get in a module.
@@ -56,6 +57,16 @@ def matrix_error(name: str) -> str:
     )
 
 
+def make_matrix(edges: Tensor, weight: Tensor | None, sizes: tuple[int, int], layout: str) -> Any:
+    """Return edges as a matrix of a layout, whose rows are destinations."""
+    src, dst = edges
+    order = (dst * sizes[1] + src).argsort(stable=True)
+    counts = torch.bincount(dst, minlength=sizes[0])
+    rowptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    value = None if weight is None else weight.view(-1)[order]
+    return find_layout(layout).make(rowptr, src[order], value, sizes[1])
+
+
 class TracedMatrix:
     """A sparse matrix in a trace: the graph's, or one that a module makes of edges.
 
@@ -69,6 +80,7 @@ class TracedMatrix:
     """
 
     kind: type = SparseTensor  # What isinstance says that it is.
+    layout_name = "sparse_tensor"
 
     def __init__(self, row: Any, col: Any, value: Any = None, sizes: Any = None) -> None:
         self.row, self.col, self.value, self.shape = row, col, value, sizes
@@ -285,6 +297,7 @@ class TracedTensor(TracedMatrix):
     """A matrix that stands for a tensor of ``torch.sparse``."""
 
     kind = Tensor
+    layout_name = "csr"
     layout = torch.sparse_csr
 
     @property
