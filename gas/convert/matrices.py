@@ -84,9 +84,10 @@ def _reads_values(layer: Any, given: dict[str, Any], name: str, matrix: TracedMa
         return known.first(proxy.node) if issubclass(type(proxy), Proxy) else proxy
 
     values = tree_map(value_of, given)
-    weight, sizes = value_of(matrix.value), tuple(map(value_of, matrix.shape or ()))
     known.is_evaluating = True
     try:
+        weight, size = value_of(matrix.value), value_of(matrix.shape)
+        sizes = tuple(map(value_of, size))
         with preserve_modes(layer, False), torch.no_grad():
             whole = make_matrix(values[name], weight, cast(Any, sizes), matrix.layout_name)
             found = layer(**{**values, name: whole})

@@ -1055,6 +1055,9 @@ CASES = {
         b=nn.Linear(2, 1),
     ),
     "cluster without model, GCNConv": lambda t: weights_alone(),
+    "cluster without model, weights to normalise": lambda t: gas.to_scalable(
+        pyg.GCN(2, 2, 1), ring(edge_weight=torch.rand(8))
+    ).predict(gas.cluster(ring(edge_weight=torch.rand(8)), 2, method="random", log=False)),
     "prepare, no edges to normalise": lambda t: gas.to_scalable(pyg.GCN(2, 2, 1), ring()).prepare(
         ring(edge_index=None)
     ),
