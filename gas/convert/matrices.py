@@ -22,7 +22,8 @@ from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 from gas.convert.known import is_close, walk_back
 from gas.convert.modes import TRAINING, copy_function, replace_functions
 from gas.convert.segments import trace_segments
-from gas.convert.traced_matrix import PRODUCTS, WEIGHT, TracedMatrix, TracedTensor, make_matrix
+from gas.convert.traced_matrix import PRODUCTS, TracedMatrix, TracedTensor, make_matrix
+from gas.graph import WEIGHT
 from gas.scalable import preserve_modes
 
 # Layers that normalise by themselves, if ``normalize`` is true.

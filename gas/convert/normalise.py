@@ -17,7 +17,7 @@ LAYER = "layer"  # What a normalisation notes: the name of the layer that does i
 
 
 class Normalisation(NamedTuple):
-    """Options of a layer's normalisation: whether it adds self-loops, and of weight 2, not 1."""
+    """Options of a layer's normalisation: whether self-loops weigh 2, and whether it adds them."""
 
     improved: bool
     add_self_loops: bool
@@ -37,7 +37,11 @@ def disable_normalisation(layer: Any) -> Normalisation | None:
 
 
 def write_normalisation(traced: Traced) -> None:
-    """Write what layers normalise by themselves into a traced graph, before they are called."""
+    """Write what layers normalise by themselves into a traced graph, before they are called.
+
+    Changes:
+        These layers don't normalise any more.
+    """
     net, graph = traced.net, traced.graph
     called = [node for node in graph.nodes if node.op == "call_module"]
     layers: dict[Any, Any] = {node.target: net.get_submodule(str(node.target)) for node in called}

@@ -91,8 +91,8 @@ class Preparation(BaseTransform):
 
     @property
     def needed_mark(self) -> str:
-        """Return the mark that tells made weights from those before; "" without weights before."""
-        return self._mark if self._before % 2 and WEIGHT in self.made else ""
+        """Return the mark that tells made weights from those before; "" for a list without any."""
+        return self._mark if self._before and WEIGHT in self.made else ""
 
     @torch.no_grad()
     def forward(self, data: Data) -> Data:
@@ -114,17 +114,7 @@ class Preparation(BaseTransform):
                 "data.edge_index"
             )
         before = data.edge_index
-        missing = [name for name in self.names if name not in data]
-        if missing:
-            raise ValueError(
-                f"the graph has no {missing[0]!r}, which the model takes: set data.{missing[0]}"
-            )
-        given = [data[name] for name in self.names]
-        if any(isinstance(value, Tensor) and value in _MADE for value in given):
-            raise ValueError(
-                "'data' has weights that were normalised already: give the graph as it was, or "
-                "leave 'model' out of gas.cluster"
-            )
+        given = self._read(data)
         x = data.get("x")
         is_float = isinstance(x, Tensor) and x.is_floating_point()
         dtype = x.dtype if is_float else self._dtype
@@ -158,6 +148,28 @@ class Preparation(BaseTransform):
         known = [id(value) for value in given]
         _MADE.update({value: True for value in made.values() if id(value) not in known})
         return data.update({**made, self._mark: torch.tensor(self._before)})
+
+    def _read(self, data: Data) -> list[Any]:
+        """Return the attributes of a graph that the function takes, or refuse them."""
+        missing = [name for name in self.names if name not in data]
+        if missing:
+            raise ValueError(
+                f"the graph has no {missing[0]!r}, which the model takes: set data.{missing[0]}"
+            )
+        given = [data[name] for name in self.names]
+        if any(isinstance(value, Tensor) and value in _MADE for value in given):
+            raise ValueError(
+                "'data' has weights that were normalised already: give the graph as it was, or "
+                "leave 'model' out of gas.cluster"
+            )
+        for name, value in zip(self.names, given, strict=True):
+            if isinstance(value, Tensor) and value.requires_grad:
+                raise ValueError(
+                    f"{name!r} requires a gradient, and the model's layers take what is computed "
+                    f"of it once: detach it, data.{name} = data.{name}.detach(), or have the "
+                    "module compute the weights of rows of nodes"
+                )
+        return given
 
     def _check(self, value: Any, other: Any, where: int | str | None) -> None:
         """Check that a value is found where it was on small graphs."""

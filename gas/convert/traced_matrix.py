@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +24,6 @@ PRODUCTS = {f"_product_{reduce}": reduce for reduce in ("sum", "mean", "min", "m
 PROJECTED = {f"_projected_{reduce}": reduce for reduce in ("sum", "mean")}
 FUNCTIONS = (operator.matmul, torch.matmul, torch.mm, torch.sparse.mm, torch.spmm)
 METHODS = ("matmul", "mm", "spmm")
-WEIGHT = "edge_weight"
 
 
 def add_products(net: Module, graph: Graph) -> None:
@@ -174,8 +172,7 @@ class TracedMatrix:
     def mul(self, other: Any) -> TracedMatrix:
         """Return the product of entries with a column, ``[num_rows, 1]``, a row, or a number."""
         if isinstance(other, int | float):
-            value = torch.ones_like(self.row, dtype=torch.float)
-            return self.set_value((value if self.value is None else self.value) * other)
+            return self.set_value(self.to_edge_index()[1] * other)
         is_column = other.tracer.known.first(other.node).shape[1] == 1
         scale = other.squeeze(1)[self.row] if is_column else other.squeeze(0)[self.col]
         scaled = scale if self.value is None else scale.to(self.value.dtype) * self.value
@@ -253,9 +250,9 @@ class TracedMatrix:
             colcount=lambda: self.set_value(None).sum(0).long(),
         )
 
-    def size(self, dim: int) -> Any:
-        """Return the number of rows, or of columns."""
-        return self.shape[dim]
+    def size(self, dim: int | None = None) -> Any:
+        """Return the number of rows, or of columns, or both."""
+        return self.shape if dim is None else self.shape[dim]
 
     sparse_size = size
 
@@ -266,7 +263,7 @@ class TracedMatrix:
     def _itself(self, *args: Any, **kwargs: Any) -> TracedMatrix:
         return self
 
-    fill_cache_ = to = cuda = cpu = to_sparse_csr = to_sparse_coo = _itself
+    fill_cache_ = clone = detach = to = cuda = cpu = to_sparse_csr = to_sparse_coo = _itself
     to_torch_sparse_coo_tensor = to_torch_sparse_csr_tensor = _itself
 
     def __getattr__(self, name: str) -> Any:
@@ -299,6 +296,7 @@ class TracedTensor(TracedMatrix):
     kind = Tensor
     layout_name = "csr"
     layout = torch.sparse_csr
+    is_sparse_csr = True
 
     @property
     def device(self) -> Any:
@@ -316,12 +314,11 @@ class TracedTensor(TracedMatrix):
 
     def values(self) -> Any:
         """Return the values."""
-        ones = functools.partial(torch.ones_like, dtype=torch.float)
-        return ones(self.row) if self.value is None else self.value
+        return self.to_edge_index()[1]
 
     def indices(self) -> Any:
         """Return rows and columns, ``[2, num_entries]``."""
-        return torch.stack([self.row, self.col])
+        return self.to_edge_index()[0]
 
     def col_indices(self) -> Any:
         """Return the columns."""

@@ -109,6 +109,7 @@ def wrongly_prepared(data, model):
     model.transform = T.GCNNorm()
     model._conversion, conversion = None, model._conversion
     graph = gas.cluster(data, 4, model=model, log=False)
+    graph[model._mark] = torch.tensor(2)  # As if it were of this model.
     model._conversion = conversion
     return graph
 
@@ -285,6 +286,7 @@ ON_MATRIX = {
     "with and without": lambda net, x, adj_t: net.sage(net.gcn(x, adj_t).relu(), adj_t),
     "scaled": lambda net, x, adj_t: net.sage(net.sage(x, adj_t * 2).relu(), adj_t),
     "transposed": lambda net, x, adj_t: adj_t.t().t() @ net.gcn(x, adj_t).relu(),
+    "copied": lambda net, x, adj_t: net.gcn(x, adj_t.clone().detach()) * adj_t.is_sparse_csr,
     "reduced": lambda net, x, adj_t: torch.sparse.mm(adj_t, net.sage(x, adj_t).relu(), "mean"),
     "its size": lambda net, x, adj_t: net.gcn(x, adj_t).relu() + adj_t.size(0) / adj_t.shape[0],
     "its values": lambda net, x, adj_t: net.gcn.lin(

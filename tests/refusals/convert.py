@@ -1055,6 +1055,17 @@ CASES = {
         b=nn.Linear(2, 1),
     ),
     "cluster without model, GCNConv": lambda t: weights_alone(),
+    "cluster without model, a matrix to normalise": lambda t: convert(
+        lambda net, x, adj_t: net.gcn(x, adj_t),
+        "x, adj_t",
+        data=with_matrix(),
+        gcn=pyg.GCNConv(2, 2),
+    ).predict(gas.cluster(with_matrix(), 2, method="random", log=False)),
+    "cluster, weights with a gradient": lambda t: gas.cluster(
+        ring(edge_weight=torch.rand(8, requires_grad=True)),
+        2,
+        model=gas.to_scalable(pyg.GCN(2, 2, 1), ring(edge_weight=torch.rand(8))),
+    ),
     "cluster without model, weights to normalise": lambda t: gas.to_scalable(
         pyg.GCN(2, 2, 1), ring(edge_weight=torch.rand(8))
     ).predict(gas.cluster(ring(edge_weight=torch.rand(8)), 2, method="random", log=False)),
