@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import ModuleList
 from torch_geometric.transforms import GCNNorm
@@ -34,11 +33,8 @@ class APPNP(LayeredGNN):
             (default: ``0.1``)
         dropout: Probability of dropping each element of the input of a linear layer.
             (default: ``0.0``)
-        pool_size: See :class:`gas.ScalableGNN`.
-        buffer_size: See :class:`gas.ScalableGNN`.
-        device: See :class:`gas.ScalableGNN`.
         drop_input: Drop input features as well. (default: ``True``)
-        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`, such as ``device`` and ``store``.
     """
 
     transform = GCNNorm()
@@ -56,9 +52,6 @@ class APPNP(LayeredGNN):
         num_layers: int,
         alpha: float = 0.1,
         dropout: float = 0.0,
-        pool_size: int | None = None,
-        buffer_size: int | None = None,
-        device: torch.device | str | None = None,
         *,
         drop_input: bool = True,
         **kwargs: Any,
@@ -67,7 +60,7 @@ class APPNP(LayeredGNN):
         check_integer("hidden_channels", hidden_channels, 1)
         super().__init__(
             num_nodes, in_channels, out_channels, out_channels, num_layers, dropout, drop_input,
-            False, False, pool_size, buffer_size, device, **kwargs,
+            False, False, **kwargs,
         )  # fmt: skip
         self.alpha = alpha
         self.lins.append(Linear(in_channels, hidden_channels))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch.nn import ModuleList
 from torch_geometric.transforms import AddRemainingSelfLoops
@@ -30,12 +29,9 @@ class GAT(LayeredGNN):
         num_layers: The number of convolutions.
         dropout: Probability of dropping each element of a layer's input, and each attention
             weight. (default: ``0.0``)
-        pool_size: See :class:`gas.ScalableGNN`.
-        buffer_size: See :class:`gas.ScalableGNN`.
-        device: See :class:`gas.ScalableGNN`.
         drop_input: Drop input features as well. (default: ``True``)
         residual: Add a layer's input to its output, where widths agree. (default: ``False``)
-        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`, such as ``device`` and ``store``.
     """
 
     transform = AddRemainingSelfLoops()
@@ -53,9 +49,6 @@ class GAT(LayeredGNN):
         out_heads: int,
         num_layers: int,
         dropout: float = 0.0,
-        pool_size: int | None = None,
-        buffer_size: int | None = None,
-        device: torch.device | str | None = None,
         *,
         drop_input: bool = True,
         residual: bool = False,
@@ -66,7 +59,7 @@ class GAT(LayeredGNN):
         check_integer("out_heads", out_heads, 1)
         super().__init__(
             num_nodes, in_channels, hidden_channels * hidden_heads, out_channels, num_layers,
-            dropout, drop_input, False, residual, pool_size, buffer_size, device, **kwargs,
+            dropout, drop_input, False, residual, **kwargs,
         )  # fmt: skip
         self.hidden_heads = hidden_heads
         self.out_heads = out_heads

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from torch_geometric.transforms import GCNNorm
 
@@ -34,10 +33,7 @@ class GCN(LayeredGNN):
         residual: Add a layer's input to its output, where widths agree. (default: ``False``)
         linear: Start and end with a linear layer, which leaves all convolutions
             ``hidden_channels`` wide. (default: ``False``)
-        pool_size: See :class:`gas.ScalableGNN`.
-        buffer_size: See :class:`gas.ScalableGNN`.
-        device: See :class:`gas.ScalableGNN`.
-        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`, such as ``device`` and ``store``.
     """
 
     transform = GCNNorm()
@@ -57,9 +53,6 @@ class GCN(LayeredGNN):
         batch_norm: bool = False,
         residual: bool = False,
         linear: bool = False,
-        pool_size: int | None = None,
-        buffer_size: int | None = None,
-        device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
         if linear and isinstance(hidden_channels, Sequence):
@@ -70,7 +63,7 @@ class GCN(LayeredGNN):
             check_integer("in_channels", in_channels, 1)
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
-            batch_norm, residual, pool_size, buffer_size, device, **kwargs,
+            batch_norm, residual, **kwargs,
         )  # fmt: skip
         self.linear = linear
         if linear:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.transforms import GCNNorm
@@ -39,10 +38,7 @@ class GCN2(LayeredGNN):
         drop_input: Drop input features as well. (default: ``True``)
         batch_norm: Normalise each layer. (default: ``False``)
         residual: Add a layer's input to its output. (default: ``False``)
-        pool_size: See :class:`gas.ScalableGNN`.
-        buffer_size: See :class:`gas.ScalableGNN`.
-        device: See :class:`gas.ScalableGNN`.
-        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`, such as ``device`` and ``store``.
     """
 
     transform = GCNNorm()
@@ -63,9 +59,6 @@ class GCN2(LayeredGNN):
         drop_input: bool = True,
         batch_norm: bool = False,
         residual: bool = False,
-        pool_size: int | None = None,
-        buffer_size: int | None = None,
-        device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
         check_share("alpha", alpha)
@@ -74,7 +67,7 @@ class GCN2(LayeredGNN):
         check_integer("hidden_channels", hidden_channels, 1)
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
-            batch_norm, residual, pool_size, buffer_size, device, **kwargs,
+            batch_norm, residual, **kwargs,
         )  # fmt: skip
         self.lins.append(Linear(in_channels, hidden_channels))
         self.lins.append(Linear(hidden_channels, out_channels))

@@ -43,10 +43,7 @@ class GIN(LayeredGNN):
         train_eps: Learn the weight of a node's own embedding. (default: ``True``)
         noise: Standard deviation of the regulariser's noise; 0 switches it off.
             (default: ``0.0``; published: ``0.1``)
-        pool_size: See :class:`gas.ScalableGNN`.
-        buffer_size: See :class:`gas.ScalableGNN`.
-        device: See :class:`gas.ScalableGNN`.
-        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`, such as ``device`` and ``store``.
     """
 
     gains_by_sparse = False
@@ -65,16 +62,13 @@ class GIN(LayeredGNN):
         residual: bool = False,
         train_eps: bool = True,
         noise: float = 0.0,
-        pool_size: int | None = None,
-        buffer_size: int | None = None,
-        device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
         if not 0 <= noise < math.inf:
             raise ValueError(f"'noise' is {noise}, expected a standard deviation of at least 0")
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
-            batch_norm, residual, pool_size, buffer_size, device, **kwargs,
+            batch_norm, residual, **kwargs,
         )  # fmt: skip
         self.noise = noise
         self.reg_loss: Tensor | float = 0.0

@@ -46,10 +46,7 @@ class LayeredGNN(ScalableGNN):
         drop_input: Drop input features as well. (default: ``True``)
         batch_norm: Normalise each hidden layer. (default: ``False``)
         residual: Add a layer's input to its output, where widths agree. (default: ``False``)
-        pool_size: See :class:`gas.ScalableGNN`.
-        buffer_size: See :class:`gas.ScalableGNN`.
-        device: See :class:`gas.ScalableGNN`.
-        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`, such as ``device`` and ``store``.
     """
 
     needs_weights = False
@@ -79,9 +76,6 @@ class LayeredGNN(ScalableGNN):
         drop_input: bool = True,
         batch_norm: bool = False,
         residual: bool = False,
-        pool_size: int | None = None,
-        buffer_size: int | None = None,
-        device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
         # All checks come first: histories may be files.
@@ -92,9 +86,7 @@ class LayeredGNN(ScalableGNN):
         widths = hidden_channels if isinstance(hidden_channels, Sequence) else [hidden_channels]
         for width in widths:
             check_integer("hidden_channels", width, 1)
-        super().__init__(
-            num_nodes, hidden_channels, num_layers, pool_size, buffer_size, device, **kwargs
-        )
+        super().__init__(num_nodes, hidden_channels, num_layers, **kwargs)
         self.in_channels = in_channels
         self.out_channels = out_channels
         self.batch_norm = batch_norm

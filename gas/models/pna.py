@@ -126,10 +126,7 @@ class PNA(LayeredGNN):
         drop_input: Drop input features as well. (default: ``True``)
         batch_norm: Normalise each hidden layer. (default: ``False``)
         residual: Add a layer's input to its output, where widths agree. (default: ``False``)
-        pool_size: See :class:`gas.ScalableGNN`.
-        buffer_size: See :class:`gas.ScalableGNN`.
-        device: See :class:`gas.ScalableGNN`.
-        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`, such as ``device`` and ``store``.
     """
 
     @check_constructor
@@ -147,14 +144,11 @@ class PNA(LayeredGNN):
         drop_input: bool = True,
         batch_norm: bool = False,
         residual: bool = False,
-        pool_size: int | None = None,
-        buffer_size: int | None = None,
-        device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
         check_aggregation(aggregators, scalers, deg)
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
-            batch_norm, residual, pool_size, buffer_size, device, **kwargs,
+            batch_norm, residual, **kwargs,
         )  # fmt: skip
         self._add_convs(lambda i, o: PNAConv(i, o, aggregators, scalers, deg))

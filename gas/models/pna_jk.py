@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import BatchNorm1d, Identity, ReLU, Sequential
 
@@ -36,10 +35,7 @@ class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
         drop_input: Drop input features as well. (default: ``True``)
         batch_norm: Normalise the first linear layer and each convolution. (default: ``False``)
         residual: Add a layer's input to its output. (default: ``False``)
-        pool_size: See :class:`gas.ScalableGNN`.
-        buffer_size: See :class:`gas.ScalableGNN`.
-        device: See :class:`gas.ScalableGNN`.
-        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`, such as ``device`` and ``store``.
     """
 
     jumping_knowledge = True
@@ -59,16 +55,13 @@ class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
         drop_input: bool = True,
         batch_norm: bool = False,
         residual: bool = False,
-        pool_size: int | None = None,
-        buffer_size: int | None = None,
-        device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
         check_aggregation(aggregators, scalers, deg)
         check_integer("hidden_channels", hidden_channels, 1)
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
-            batch_norm, residual, pool_size, buffer_size, device, **kwargs,
+            batch_norm, residual, **kwargs,
         )  # fmt: skip
         norm = BatchNorm1d(hidden_channels) if batch_norm else Identity()
         self.lins.append(Sequential(Linear(in_channels, hidden_channels), norm, ReLU()))

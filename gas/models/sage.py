@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch_geometric.nn.resolver import aggregation_resolver
 
 from gas.models.layered import LayeredGNN
@@ -32,10 +31,7 @@ class GraphSAGE(LayeredGNN):
         residual: Add a layer's input to its output, where widths agree. (default: ``False``)
         aggr: How neighbours are aggregated: ``"mean"``, ``"max"`` or ``"sum"``.
             (default: ``"mean"``)
-        pool_size: See :class:`gas.ScalableGNN`.
-        buffer_size: See :class:`gas.ScalableGNN`.
-        device: See :class:`gas.ScalableGNN`.
-        **kwargs: Further arguments of :class:`gas.ScalableGNN`.
+        **kwargs: Further arguments of :class:`gas.ScalableGNN`, such as ``device`` and ``store``.
     """
 
     infers_in_channels = True
@@ -53,9 +49,6 @@ class GraphSAGE(LayeredGNN):
         batch_norm: bool = False,
         residual: bool = False,
         aggr: str = "mean",
-        pool_size: int | None = None,
-        buffer_size: int | None = None,
-        device: torch.device | str | None = None,
         **kwargs: Any,
     ) -> None:
         try:
@@ -67,7 +60,7 @@ class GraphSAGE(LayeredGNN):
             ) from None
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,
-            batch_norm, residual, pool_size, buffer_size, device, **kwargs,
+            batch_norm, residual, **kwargs,
         )  # fmt: skip
         self.aggr = aggr
         self.gains_by_sparse = aggr != "max"
