@@ -313,7 +313,8 @@ class Conversion:
                 returns other values on it.
         """
         device = next((p.device for p in self.net.parameters()), torch.device("cpu"))
-        sample = self._sample(self.inputs.tables(self.inputs.lists(data)))
+        new = self.inputs.find_new(data)
+        sample = self._sample(self.inputs.tables(self.inputs.lists(data)), new)
         if sample is None:
             return
         with keep_generators(self.net):
@@ -321,19 +322,37 @@ class Conversion:
             try:
                 mine = copy_with_noise(self.net, self.emptied, self.computed)
                 sample = sample.to(device)
+                torch.default_generator.manual_seed(1)
                 expected = self.inputs.run_in_layout(mine, sample)
             except Exception:  # A module may raise anything; only the small graph is checked then.
                 return
+            self._refuse_new(mine, sample, expected, new)
             try:
                 self._check(mine, sample, expected)
             except ValueError:
                 if not self._is_exact_in_double(mine, sample):
                     raise
 
-    def _sample(self, data: Data) -> Data | None:
+    def _refuse_new(self, mine: Module, sample: Data, expected: Any, new: Sequence[str]) -> None:
+        """Refuse attributes that would change the module's outputs, if it was given them."""
+        for name in new:
+            inputs = replace(self.inputs, names=[*self.inputs.names, name])
+            torch.default_generator.manual_seed(1)
+            try:
+                found = inputs.run_in_layout(mine, sample)
+            except Exception:  # A module may raise anything.
+                continue
+            if not is_close(flatten(found), flatten(expected)):
+                raise ValueError(
+                    f"'data' has {name!r}, which {type(self.net).__name__} takes, but the model "
+                    f"was converted with a graph that had none: give gas.to_scalable this graph, "
+                    f"or leave the attribute out, del data.{name}"
+                )
+
+    def _sample(self, data: Data, new: Sequence[str]) -> Data | None:
         """Return a sample in the graph's layout; ``None`` if there is none."""
         listed = with_edge_index(data)
-        names = {*self.inputs.names, *(name for name in ("x", WEIGHT) if name in listed)}
+        names = {*self.inputs.names, *(name for name in ("x", WEIGHT) if name in listed), *new}
         tensors = [listed.get(name) for name in (*names, "edge_index")]
         if not all(isinstance(value, Tensor) for value in tensors) or listed.num_nodes < 4:
             return None

@@ -120,6 +120,17 @@ class Inputs:
         names = [name for name in (*self.names, *self.made) if name in data]
         return {**{name: data[name] for name in names}, self.edges: data.edge_index}
 
+    def find_new(self, data: Data) -> list[str]:
+        """Return the attributes of a graph that the module may read, and had none of before."""
+        if read_mark(data) is not None:  # Of a prepared graph, whose weights were made.
+            return []
+        known = (*self.given, WEIGHT * bool(self.matrix), *ADJACENCY, *UNSUPPORTED, *RESERVED, "x")
+        return [
+            name for name, value in data.to_dict().items()
+            if isinstance(value, Tensor) and name not in known
+            and (self.graph or name in self.defaults)
+        ]  # fmt: skip
+
     def takes_matrix(self, layout: str, is_weighted: bool) -> Inputs:
         """Return the inputs of a module that takes a matrix for its edges, of a layout."""
         names = [name for name in self.names if name != WEIGHT] + [WEIGHT] * is_weighted

@@ -9,6 +9,7 @@ import torch
 import torch_geometric.transforms as T
 from augment_graphs import SETTINGS
 from conftest import random_graph
+from torch_geometric.nn import GCN
 
 import gas
 from gas.augment import DropEdge, MaskFeatures, Views
@@ -93,6 +94,24 @@ def test_views_are_the_augmented_graph(transform, layout, bipartite, weighted):
             assert sorted(edges) == triples(expected)
     assert 0 < int(chain.edge_mask.sum()) < data.num_edges
     assert chain.acceptance_rate > 0.05
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_weights_of_a_converted_model_are_those_of_each_state(weighted):
+    data, ptr = make(weighted)
+    model = gas.to_scalable(GCN(data.num_features, 8, 2), data)
+    drop = DropEdge(data)
+    loader = gas.SubgraphLoader(
+        data, ptr, 2, log=False, layout="edge_index", epoch_transform=drop,
+        graph_transform=model.transform,
+    )  # fmt: skip
+    found = [[], []]
+    for batch, _, n_id, *_ in loader:
+        for view, edges in zip(batch.views, found, strict=True):
+            edges += triples(view, n_id)
+    for edges, previous in zip(found, [True, False], strict=True):
+        assert sorted(edges) == triples(T.GCNNorm()(drop.apply(data, previous)))
+    assert 0 < int(drop.edge_mask.sum()) < data.num_edges
 
 
 def test_the_original_is_as_without_views():
@@ -333,11 +352,21 @@ def reversed_edges(data):
     return data
 
 
-def without_light_edges(data):
-    if data.get("edge_weight") is None:
-        data.edge_weight = torch.ones(data.num_edges)
-    keep = data.edge_weight > 0.5
-    data.edge_index, data.edge_weight = data.edge_index[:, keep], data.edge_weight[keep]
+def without_an_edge_of_few(data):
+    few = data.num_edges < 200
+    data.edge_index = data.edge_index[:, int(few) :]
+    data.edge_weight = torch.ones(data.num_edges)
+    return data
+
+
+def degrees(data):
+    data.degree = torch.bincount(data.edge_index[1], minlength=data.num_nodes)
+    return data
+
+
+def weights_and_degrees_of_sources(data):
+    data = T.GCNNorm()(data)
+    data.source = torch.bincount(data.edge_index[0])[data.edge_index[0]]
     return data
 
 
@@ -359,6 +388,8 @@ def random_weights(data):
         (T.ToUndirected(), "it changes nodes or edges other than self-loops"),
         (weights_of_features, r"it needs more of the graph \('NoneType' .*\)"),
         (random_weights, "its weights don't follow from the edges alone"),
+        (degrees, "its 'degree' depends on which edges are kept"),
+        (weights_and_degrees_of_sources, "its 'source' depends on which edges are kept"),
     ],
 )
 def test_unsuitable_transforms(transform, message):
@@ -369,12 +400,12 @@ def test_unsuitable_transforms(transform, message):
         )
 
 
-def test_transforms_that_drop_light_edges():
+def test_transforms_with_other_edges_of_a_part():
     data, ptr = make()
     loader = gas.SubgraphLoader(
-        data, ptr, log=False, epoch_transform=DropEdge(data), graph_transform=without_light_edges
+        data, ptr, log=False, epoch_transform=DropEdge(data), graph_transform=without_an_edge_of_few
     )
-    with pytest.raises(ValueError, match="its edges depend on their weights"):
+    with pytest.raises(ValueError, match="its edges depend on which others are kept"):
         next(iter(loader))
 
 

@@ -321,3 +321,42 @@ def test_a_matrix_beside_a_list_is_what_a_module_takes():
     graph = gas.cluster(data, 4, model=model, log=False)
     expected = net(data.x, data.adj_t).detach()
     assert torch.allclose(model.predict(graph, log=False), expected, atol=1e-5)
+
+
+class Reading(torch.nn.Module):
+    """Reads weights where the graph has some."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.GraphConv(5, 3)
+
+    def forward(self, data):
+        return self.conv(data.x, data.edge_index, data.edge_weight)
+
+
+@pytest.mark.parametrize(
+    ("net", "name"),
+    [
+        (lambda: pyg.GCN(5, 8, 2, 3), "edge_weight"),
+        (lambda: pyg.GAT(5, 8, 2, 3, edge_dim=1), "edge_attr"),
+        (Reading, "edge_weight"),
+    ],
+)
+def test_attributes_that_a_model_was_converted_without_are_refused(net, name):
+    data = random_graph()
+    shape = (data.num_edges, 1) if name == "edge_attr" else (data.num_edges,)
+    richer = copy.copy(data).update({name: torch.rand(shape) + 0.1})
+    model = gas.to_scalable(net(), data)
+    gas.cluster(data, 4, model=model, log=False)
+    with pytest.raises(ValueError, match=f"'data' has '{name}', which .* takes, but the model"):
+        gas.cluster(richer, 4, model=model, log=False)
+
+
+@pytest.mark.parametrize("net", [lambda: pyg.GraphSAGE(5, 8, 2, 3), lambda: pyg.GAT(5, 8, 2, 3)])
+def test_attributes_that_change_nothing_may_be_new(net):
+    data = random_graph()
+    model = gas.to_scalable(net(), data)
+    data.edge_weight, data.edge_attr = torch.rand(data.num_edges), torch.rand(data.num_edges, 1)
+    data.z = torch.rand(3)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    assert gas.verify(model, graph)

@@ -933,6 +933,9 @@ CASES = {
     "a graph that is prepared for another model": lambda t: gas.to_scalable(
         pyg.GraphSAGE(2, 2, 2), ring()
     ).predict(gas.cluster(with_loops().prepare(ring()), 2, method="random", log=False), log=False),
+    "a graph with weights that the model was converted without": lambda t: gas.cluster(
+        ring(edge_weight=torch.arange(8.0)), 2, model=gas.to_scalable(pyg.GCN(2, 2, 2), ring())
+    ),
     "weights that small graphs don't have": lambda t: convert(
         by_signs, "x, edge_index, edge_weight", data=ring(edge_weight=-torch.ones(8))
     ).prepare(ring(edge_weight=-torch.ones(8))),
