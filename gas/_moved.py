@@ -31,7 +31,7 @@ _NAMES = {
     "gas.graph.in_first_order": "gas.graph.to_original_order",
     "gas.graph.is_edge_row": "gas.graph.is_row",
     "gas.graph.is_node_row": "gas.graph.is_row",
-    "gas.graph.is_one_of": "gas.graph.is_sized_per_node",
+    "gas.graph.is_one_of": "gas.graph.has_row_per_node",
     "gas.graph.joined": "gas.graph.are_linked",
     "gas.graph.name_of": "gas.graph.edge_type_name",
     "gas.graph.no_values": "gas.graph.implicit_ones",

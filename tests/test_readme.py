@@ -281,7 +281,9 @@ def parse(monkeypatch):
     def run(script, args):
         monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
         monkeypatch.setattr(command, "parse_args", parsed_by_tyro)
-        monkeypatch.setattr(options, "_find_base", lambda first, _: first)  # Files aren't there.
+        monkeypatch.setattr(
+            options, "_read_base_options", lambda first, _: first
+        )  # Files aren't there.
         monkeypatch.syspath_prepend(ROOT / "benchmarks")
         monkeypatch.setattr(sys, "argv", [script, *args])
         if script == "gas":

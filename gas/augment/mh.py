@@ -185,7 +185,12 @@ class MHAug(Augmentation):
         return _State(view.edges, view.node_mask, k, delta, self._target.log_prob(delta, k))
 
     def delta(self, edge_mask: Tensor, node_mask: Tensor) -> Tensor:
-        """Return the changes of each node's ego-graph, by edges and nodes, of shape ``[N, 2]``."""
+        """Return how far each node's ego-graph changes, by edges and by nodes, of shape ``[N, 2]``.
+
+        Args:
+            edge_mask: Of shape ``[E]``, bool, true for what is kept.
+            node_mask: Of shape ``[N]``, bool, likewise.
+        """
         return self._target.delta(self._state_of_masks(edge_mask, node_mask))
 
     def log_prob(self, edge_mask: Tensor, node_mask: Tensor) -> Tensor:

@@ -222,13 +222,13 @@ def find_source(folder: Path) -> Source | None:
         return Source(folder.parent, 0, folder.name)
     newest, others = read_newest(folder), checkpoints(folder)
     name = others[-1].name if others else ""
-    if newest is not None and (not others or number_of(others[-1]) < newest.number):
+    if newest is not None and (not others or checkpoint_number(others[-1]) < newest.number):
         return Source(folder, newest.world_size, f"checkpoint_{newest.number:06}")
     return Source(folder, 0, name) if others else None
 
 
-def number_of(path: Path) -> int:
-    """Return the number in the name of a checkpoint."""
+def checkpoint_number(path: Path) -> int:
+    """Return 12 for ``checkpoint_000012``."""
     return int(path.name.removeprefix("checkpoint_"))
 
 
@@ -249,7 +249,7 @@ def prune(folder: Path, keep: int) -> None:
 def remove_after(folder: Path, after: int) -> None:
     """Remove checkpoints with larger numbers, which not all ranks have completed."""
     for path in checkpoints(folder):
-        if number_of(path) > after and _is_ours(path):
+        if checkpoint_number(path) > after and _is_ours(path):
             _discard(path)
 
 

@@ -19,10 +19,10 @@ from gas.checkpoint.files import (
     OF_RANKS,
     NewestCheckpoint,
     Source,
+    checkpoint_number,
     checkpoints,
     find_source,
     next_number,
-    number_of,
     prune,
     rank_folder,
     read_newest,
@@ -300,10 +300,10 @@ def _advice(source: Source, path: Path) -> str:
     ranks = [rank_folder(source.root, source.world_size, rank) for rank in range(source.world_size)]
     names = [{found.name for found in checkpoints(folder)} for folder in ranks]
     paths = [ranks[0] / name for name in set.intersection(*names)]
-    before = [found for found in paths if number_of(found) < number_of(path)]
+    before = [found for found in paths if checkpoint_number(found) < checkpoint_number(path)]
     if not before:
         return ""
-    return f". All ranks have one before it: load {str(max(before, key=number_of))!r}"
+    return f". All ranks have one before it: load {str(max(before, key=checkpoint_number))!r}"
 
 
 def _restore_exchange(exchange: Exchange, state: Any, histories: Sequence[History]) -> None:

@@ -111,9 +111,8 @@ def _read(run: Any) -> dict[str, Any]:
 
 
 def _describe(found: Mapping[str, Any]) -> str:
-    if "model" not in found:
-        return "A run of gas.fit"
-    return f"{found['model']} on {Path(found['dataset']).name}"
+    is_fit = "model" not in found
+    return "A run of gas.fit" if is_fit else f"{found['model']} on {Path(found['dataset']).name}"
 
 
 def _warnings(found: Mapping[str, Any]) -> list[str]:
@@ -212,6 +211,7 @@ def _phases(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _memory(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return what held memory in training, as text."""
     return {name: human(size) for name, size in found.get("memory", {}).items() if size}
 
 

@@ -120,7 +120,7 @@ def _suggest_norm(args: Options, settings: Settings, data: Data) -> None:
 
 
 def make_augmentation(args: Options) -> tuple[MakeAugmentation | None, dict]:
-    """Make the factory of the augmentation, and the weights of its loss."""
+    """Return a function that makes the augmentation, if any, and the weights of its loss terms."""
     known = gas.augment.PUBLISHED
     published = known.get(dataset_key(args.dataset), known["cora"])
     given = {"kl": args.kl, "h": args.entropy}

@@ -219,7 +219,7 @@ def parse(
     if importlib.util.find_spec("tyro") is None:
         raise ImportError(MISSING)
     first = _call_tyro(Options(), arguments, prog, return_unknown_args=True, add_help=False)
-    base = _find_base(first, files)
+    base = _read_base_options(first, files)
     return _call_tyro(base, arguments, prog), base
 
 
@@ -252,24 +252,31 @@ def _call_tyro(
     return Options(**{**values, "architecture": base.architecture})
 
 
-def _find_base(first: Options, files: str | Path | None) -> Options:
-    """Return the options that a command line changes."""
-    model, kept = first.model or ("sage" if first.hetero else "gcn"), first.out / SETTINGS
-    pattern = f"*/{dataset_key(first.dataset)}_{model}.yaml"
-    known = [] if files is None or first.hetero else sorted(Path(files).glob(pattern))
-    if first.config is not None:
-        base = read_options(first.config)
-    elif first.resume and kept.exists():
+def _read_base_options(given: Options, configs: str | Path | None) -> Options:
+    """Return the options that those of a command line are applied to.
+
+    They are those of ``--config``, of the run to resume, of a published configuration, or defaults
+    of the model.
+
+    Raises:
+        ValueError: If ``--model`` is another one than theirs.
+    """
+    model, kept = given.model or ("sage" if given.hetero else "gcn"), given.out / SETTINGS
+    pattern = f"*/{dataset_key(given.dataset)}_{model}.yaml"
+    known = [] if configs is None or given.hetero else sorted(Path(configs).glob(pattern))
+    if given.config is not None:
+        base = read_options(given.config)
+    elif given.resume and kept.exists():
         base = read_options(kept)
     elif known:  # Its dataset has another spelling, and its runs are of a benchmark.
-        base = dataclasses.replace(read_options(known[0]), dataset=first.dataset, runs=1)
+        base = dataclasses.replace(read_options(known[0]), dataset=given.dataset, runs=1)
     else:
         base = Options(**vars(Settings.default(model)))
-    if base.hetero and first.model is None:
+    if base.hetero and given.model is None:
         model = "sage"
-    if first.model is not None and base.model not in (None, first.model):
-        path = first.config or kept
-        raise ValueError(f"'--model' is {first.model}, but {path} is for {base.model}")
+    if given.model is not None and base.model not in (None, given.model):
+        path = given.config or kept
+        raise ValueError(f"'--model' is {given.model}, but {path} is for {base.model}")
     model = base.model or model
     shape = base.architecture or ARCHITECTURES[model]
     own: dict[str, Any] = {name: shape.get(name) for name in SHAPE if getattr(base, name) is None}

@@ -214,7 +214,7 @@ class SavedRun:
             del data.classes
 
     def make_model(self, data: Any) -> Any:
-        """Make the model of the best epoch, for a graph.
+        """Load the model of the best epoch, in evaluation mode, for a graph.
 
         Args:
             data: The graph, of :meth:`open_graph`.

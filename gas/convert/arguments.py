@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 
 from gas.convert.kept import find_rows
 from gas.convert.known import is_edge_list
-from gas.convert.state import ATTRIBUTES_OF_TORCH, find_places
+from gas.convert.state import ATTRIBUTES_OF_TORCH, find_namespaces
 from gas.graph import WEIGHT, is_row_per_node
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
@@ -265,7 +265,7 @@ def node_table_error(
     methods = [value for each in net.modules() for value in vars(type(each)).values()]
     called = [each.__code__ for each in methods if isinstance(each, FunctionType)]
     read = {name for code in called for name in code.co_names}
-    for prefix, values in find_places(net):
+    for prefix, values in find_namespaces(net):
         is_shared = prefix.endswith(":")
         for name, value in dict(values).items():
             if name in ATTRIBUTES_OF_TORCH or prefix + name in emptied:

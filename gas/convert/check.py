@@ -26,7 +26,7 @@ from gas.convert.edge_layers import (
 from gas.convert.inputs import (
     Inputs,
     copy_with_noise,
-    forget_cached,
+    disable_caching,
 )
 from gas.convert.known import is_close
 from gas.convert.layers import LayerCall
@@ -56,7 +56,7 @@ def make_layers(
 ) -> Module:
     """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
-    forget_cached(out)
+    disable_caching(out)
     turn_layers(out, opened)
     add_products(out, graph)
     for name in PRODUCTS if added else ():  # Layers that are added may call them.

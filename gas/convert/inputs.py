@@ -349,16 +349,16 @@ def copy_with_noise(net: Module, emptied: dict[str, Any], computed: Collection[s
             (default: none)
     """
     copied = copy_module(net)
-    forget_cached(copied)
+    disable_caching(copied)
     set_attributes(copied, emptied)
     add_noise(copied, computed)
     return copied
 
 
-def forget_cached(net: Module) -> None:
-    """Have layers compute the normalisation of the edges that they are given, every time.
+def disable_caching(net: Module) -> None:
+    """Turn off ``cached=True``, so that layers normalise the edges of every call.
 
-    Nor is a layer of PyG checkpointed, which asks for gradients.
+    Also turn off the checkpointing of activations in ``DeepGCNLayer``, which needs gradients.
     """
     for layer in net.modules():
         if isinstance(layer, DeepGCNLayer):

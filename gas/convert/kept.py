@@ -20,7 +20,7 @@ from gas.convert.matrices import TracedMatrix
 from gas.convert.state import (
     ATTRIBUTES_OF_TORCH,
     CONSTANT,
-    find_place,
+    find_namespace,
     keep_attributes,
     own_modules,
 )
@@ -179,7 +179,7 @@ def _gives(
     noisy: Mapping[Tensor, Tensor] | None = None,
 ) -> bool:  # fmt: skip
     """Return whether a call after another gives what it does alone, also without an attribute."""
-    values, key = find_place(net, without)
+    values, key = find_namespace(net, without)
     before, was_there = values.get(key), key in values
     counts = [] if without else _find_numbers(net)
     with keep_attributes(net):

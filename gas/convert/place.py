@@ -68,12 +68,12 @@ class Placement:
         is_drawn = IN_ONE_MODE in node.meta and not is_layer(self._traced.net, node)
         if node in self._exact or is_drawn or isinstance(self._traced.values[node], int):
             self.whole.add(node)
-            for argument in self._row_arguments(node):
+            for argument in self._find_row_arguments(node):
                 self._require(argument)
             return
         chain = self._chain_to_dropout(node)
         self.whole.update(chain)
-        source = self._row_arguments(chain[-1])[0] if chain else node
+        source = self._find_row_arguments(chain[-1])[0] if chain else node
         if source not in self.pulled and source not in self.whole:
             self.pulled.append(source)
 
@@ -100,14 +100,15 @@ class Placement:
         """Return a value and those before it, each computed of single rows of the one before."""
         chain, net = [node], self._traced.net
         while not is_layer(net, node) and not changes_in_training(net, node):
-            rows = self._row_arguments(node)
+            rows = self._find_row_arguments(node)
             if len(rows) != 1 or rows[0].op == "placeholder":
                 break
             node = rows[0]
             chain.append(node)
         return chain
 
-    def _row_arguments(self, node: Node) -> list[Node]:
+    def _find_row_arguments(self, node: Node) -> list[Node]:
+        """Return the inputs of a value that have a row for each node."""
         return [each for each in node.all_input_nodes if self._traced.kinds[each] == ROWS]
 
     def _find_feature_nodes(self) -> set[Node]:
@@ -115,7 +116,7 @@ class Placement:
         out: set[Node] = set()
         for node in self._traced.graph.nodes:
             is_rows = self._traced.kinds.get(node) == ROWS and not is_layer(self._traced.net, node)
-            if is_rows and out.issuperset(self._row_arguments(node)):
+            if is_rows and out.issuperset(self._find_row_arguments(node)):
                 out.add(node)
         return out
 
@@ -140,7 +141,7 @@ class Placement:
         chain: list[Node] = []
         until = 0
         while not is_layer(self._traced.net, node) and node not in self._exact:
-            rows = self._row_arguments(node)
+            rows = self._find_row_arguments(node)
             if len(rows) != 1:
                 break
             chain.append(node)

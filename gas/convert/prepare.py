@@ -43,11 +43,14 @@ class _Extractor:
 
     Args:
         finder: The values that follow from the edges.
-        joins: Whether layers may take different lists of edges, which the transform joins.
+        allows_several: Whether layers may take different lists of edges; the transform then joins
+            them.
         given: The parameter for a matrix, its layout, and whether weights are taken.
     """
 
-    def __init__(self, finder: EdgeValues, joins: bool, given: tuple[str, str, bool]) -> None:
+    def __init__(
+        self, finder: EdgeValues, allows_several: bool, given: tuple[str, str, bool]
+    ) -> None:
         self._finder, self._given = finder, given
         self._dtype: torch.dtype | None = None
         self._values: dict[Node, Any] = {
@@ -55,7 +58,7 @@ class _Extractor:
         }
         self._made: dict[Node, int | None] = {}  # The attributes, and the list of their rows.
         self._checks: list[tuple[Node, int | None, int | str | None]] = []
-        self._lists = self._find_lists(joins)
+        self._lists = self._find_edge_lists(allows_several)
         self._masks = self._name_masks()
         self._selected: dict[Node, Node] = {}  # Edges and attributes of one of the lists.
         self._read = list(finder.read)
@@ -68,8 +71,12 @@ class _Extractor:
             if self._reduces_left(node) and not _is_normalised(node):
                 check_scale(node, self._values[node], self._edges(0), finder.counts[0][0])
 
-    def _find_lists(self, joins: bool) -> list[Node]:
-        """Find the different lists of edges that the values that are read belong to."""
+    def _find_edge_lists(self, allows_several: bool) -> list[Node]:
+        """Return the different lists of edges that layers read, the original first.
+
+        Raises:
+            ValueError: If there are several, which can't be joined.
+        """
         finder = self._finder
         candidates = [node for node in finder.inside if is_edge_list(self._values[node])]
         chosen: list[Node] = []
@@ -78,7 +85,7 @@ class _Extractor:
             chosen += ([each for each in found if each in node.all_input_nodes] or found)[:1]
         kept = [node for node in finder.found if node not in finder.moved]
         read = [node for node in kept if any(user not in finder.found for user in node.users)]
-        if any(joins or finder.uses_edges(node) for node in read) or not chosen:
+        if any(allows_several or finder.uses_edges(node) for node in read) or not chosen:
             chosen.append(finder.edges)
         lists: list[Node] = []
         for node in chosen:
@@ -86,7 +93,9 @@ class _Extractor:
                 lists.append(node)
         original = self._values[finder.edges]
         lists.sort(key=lambda node: not _are_equal(self._values[node], original))
-        if len(lists) > 1 and (not joins or any(DROP in node.meta for node in finder.graph.nodes)):
+        if len(lists) > 1 and (
+            not allows_several or any(DROP in node.meta for node in finder.graph.nodes)
+        ):
             raise ValueError(
                 "edges are dropped, and layers take different ones, some the edges as they are, "
                 f"and some those of '{lists[1].name}': use layers that all take the same ones"

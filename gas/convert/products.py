@@ -105,14 +105,14 @@ def _find_product(
 def call_product(
     traced: Traced, target: str, args: Sequence[Node], masks: Sequence[Node], added: Added
 ) -> Node:
-    """Write the call of a product with the edges, or with those of a mask.
+    """Insert a call of a product with the edges, or with those of a mask.
 
     Args:
         traced: The traced module, which gets a layer that selects edges.
-        target: The name of the product.
+        target: The name of the product among the submodules of ``traced.net``.
         args: The rows, the edges, and their weights, if they have any.
         masks: The mask, if there is one.
-        added: Further layers of the module, which that layer is added to.
+        added: Functions that make submodules of the traced module, by name; it gets another one.
     """
     if not masks:
         return traced.graph.call_module(target, tuple(args))

@@ -62,12 +62,12 @@ class _Attributes(MutableMapping[str, Any]):
         return len(vars(self._kind))
 
 
-def find_places(net: Module) -> list[tuple[str, MutableMapping[str, Any]]]:
-    """Find where a module may keep what it computes, and the beginnings of names there.
+def find_namespaces(net: Module) -> list[tuple[str, MutableMapping[str, Any]]]:
+    """Return the namespaces where a module may keep what it computes, each with a prefix of names.
 
-    These are attributes and buffers of the module and its parts, and, where the beginning ends with
-    ``":"``, the attributes of their classes, and the globals and other classes beside these and
-    beside functions that are imported from the same folder.
+    A prefix that is empty or ends with ``"."`` is of a submodule: its attributes or buffers. One
+    that ends with ``":"`` is of a class, or of the globals of a Python file: the files of the
+    submodules' classes, and those that they import from their folder.
     """
     places: list[tuple[str, MutableMapping[str, Any]]] = [
         (f"{name}.".lstrip("."), values)
@@ -103,10 +103,10 @@ def _is_beside(file: str, other: str) -> bool:
     return Path(file).parent in Path(other).parents
 
 
-def find_place(net: Module, name: str) -> tuple[MutableMapping[str, Any], str]:
-    """Find the attributes among which one is, by the name of :func:`find_places`, and its key."""
+def find_namespace(net: Module, name: str) -> tuple[MutableMapping[str, Any], str]:
+    """Return the namespace that an attribute is in, by the prefix of its name, and its key."""
     found: list[tuple[MutableMapping[str, Any], str]] = [
-        (values, name.removeprefix(prefix)) for prefix, values in find_places(net)
+        (values, name.removeprefix(prefix)) for prefix, values in find_namespaces(net)
         if name.startswith(prefix) and not {".", ":"} & set(name.removeprefix(prefix))
     ]  # fmt: skip
     return next((each for each in found if each[1] in each[0]), found[0])
@@ -141,10 +141,10 @@ def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
     changed: dict[str, Any] = {}
     saved = [
         (prefix, values, before, _copy_contents(before, prefix.endswith(":")))
-        for prefix, values in find_places(net)
+        for prefix, values in find_namespaces(net)
         for before in (dict(values),)  # Other threads may add to globals meanwhile.
     ]
-    methods = _forget_cached(saved)
+    methods = _empty_function_caches(saved)
     try:
         yield changed
     finally:
@@ -164,7 +164,7 @@ def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
                     _restore(value, copied[0])
 
 
-def _forget_cached(
+def _empty_function_caches(
     places: Sequence[tuple[str, Any, dict[str, Any], Any]],
 ) -> list[tuple[MutableMapping[str, Any], str, Any]]:
     """Give methods by ``functools.cache`` and ``lru_cache`` an empty one; return the originals."""
@@ -299,7 +299,7 @@ def _find_generators(net: Module) -> list[tuple[Callable[[], Any], Callable[[Any
 
     Besides PyTorch's own.
     """
-    kept = {id(v): v for _, values in find_places(net) for v in list(values.values())}
+    kept = {id(v): v for _, values in find_namespaces(net) for v in list(values.values())}
     found: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
         (random.getstate, random.setstate), (np.random.get_state, np.random.set_state)
     ]  # fmt: skip

@@ -36,7 +36,7 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
                 )
             with arrays.zip.open(entry) as content:
                 size = min(entry.file_size, MOST_PACKED[kind] * entry.compress_size)
-                if not _is_array(content, size):
+                if not _check_npy_header(content, size):
                     raise ValueError(f"{entry.filename!r} is no array")
         return {key: arrays[key] for key in arrays.files}
 
@@ -45,7 +45,7 @@ def load_array(path: Path) -> np.ndarray:
     """Read an ``.npy`` file, without ever unpickling code."""
     try:
         with path.open("rb") as stream:
-            _is_array(stream, path.stat().st_size)
+            _check_npy_header(stream, path.stat().st_size)
         return np.load(path, allow_pickle=False)
     except Exception as error:  # NumPy and Python's parser may raise any error.
         reason = "it holds pickled objects" if "pickle" in str(error).lower() else str(error)
@@ -71,11 +71,14 @@ def map_features(path: Path) -> np.ndarray:
     return array
 
 
-def _is_array(stream: IO[bytes], size: int) -> bool:
-    """Return whether a stream is an ``.npy`` file, and check its header before memory is allocated.
+def _check_npy_header(stream: IO[bytes], num_bytes: int) -> bool:
+    """Check the header of an ``.npy`` file, before memory is allocated for what it promises.
+
+    Returns:
+        Whether the stream is such a file at all.
 
     Raises:
-        Exception: Of any type, if its header is damaged, or promises more than ``size`` bytes.
+        Exception: Of any type, if its header is damaged, or promises more than ``num_bytes``.
     """
     if stream.read(len(npy.MAGIC_PREFIX)) != npy.MAGIC_PREFIX:
         return False
@@ -87,7 +90,7 @@ def _is_array(stream: IO[bytes], size: int) -> bool:
     shape, _, dtype = read(stream)
     if dtype.hasobject:
         raise ValueError("it holds pickled objects")
-    promised, left = math.prod(shape) * dtype.itemsize, size - stream.tell()
+    promised, left = math.prod(shape) * dtype.itemsize, num_bytes - stream.tell()
     if promised > left:
         raise ValueError(f"its header promises {promised:,} bytes, but {left:,} follow")
     return True

@@ -10,10 +10,10 @@ from gas.graph.attributes import (
     clone_unless_learnable,
     copy_graph,
     count_nodes_and_edges,
+    has_row_per_node,
     is_node_list,
     is_row_per_edge,
     is_row_per_node,
-    is_sized_per_node,
     keys_by_row,
     known_target_mask,
     remove_edges,
@@ -74,7 +74,7 @@ from gas.graph.hetero import (
     parts_of,
     to_homogeneous_edges,
     types_of,
-    with_csr_types,
+    with_hetero_csr_features,
 )
 from gas.graph.ids import Ids, encode_utf8
 from gas.graph.layout import (
@@ -174,7 +174,7 @@ __all__ = [
     "is_graph_folder",
     "is_node_list",
     "is_row",
-    "is_sized_per_node",
+    "has_row_per_node",
     "is_row_per_edge",
     "is_row_per_node",
     "are_linked",
@@ -208,7 +208,7 @@ __all__ = [
     "encode_utf8",
     "version",
     "with_csr_features",
-    "with_csr_types",
+    "with_hetero_csr_features",
     "with_edge_index",
     "insert_entries",
     "with_sparse_features",

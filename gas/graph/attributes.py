@@ -36,7 +36,7 @@ def is_row_per_node(data: Data, key: str) -> bool:
         return False
     if sizes is None:
         return _is_by_row(data, key, value) and data.is_node_attr(key)
-    return is_sized_per_node(data, key, value, sizes)
+    return has_row_per_node(data, key, value, sizes)
 
 
 def count_nodes_and_edges(data: Data) -> tuple[int, int]:
@@ -44,8 +44,8 @@ def count_nodes_and_edges(data: Data) -> tuple[int, int]:
     return _sizes(data) or (int(data.num_nodes or 0), int(data.num_edges))
 
 
-def is_sized_per_node(data: Data, key: str, value: Tensor, sizes: tuple[int, int]) -> bool:
-    """Return whether a tensor has one row per node, for given sizes."""
+def has_row_per_node(data: Data, key: str, value: Tensor, sizes: tuple[int, int]) -> bool:
+    """Return whether a tensor has one row per node, given the numbers of nodes and edges."""
     if not _is_by_row(data, key, value) or value.size(0) != sizes[0]:
         return False
     return sizes[0] != sizes[1] or "edge" not in key

@@ -34,7 +34,7 @@ SPARSE_LAYOUTS = (torch.sparse_csr, torch.sparse_coo, torch.sparse_csc)
 
 
 def with_csr_features(data: Data, name: str = "x") -> Data:
-    """Convert sparse features of a graph to CSR; return the graph itself if they are.
+    """Convert sparse features of a graph to CSR; return the graph itself if they need no change.
 
     Args:
         data: The graph.

@@ -142,8 +142,8 @@ def check_features(data: HeteroData) -> None:
         check_finite(f"data[{edge_type_name(kind)}].edge_attr", data[kind].get("edge_attr"))
 
 
-def with_csr_types(data: HeteroData) -> HeteroData:
-    """Convert sparse features to CSR; return the graph itself if they are."""
+def with_hetero_csr_features(data: HeteroData) -> HeteroData:
+    """Convert sparse features of node types to CSR; return the graph itself if none needs it."""
     out = data
     for name in data.node_types:
         x = data[name].get("x")
@@ -169,7 +169,7 @@ def cluster_heterogeneous(
     data: HeteroData, num_parts: Any, options: PartitionOptions, check: bool
 ) -> HeteroData:
     """Partition a heterogeneous graph; see :func:`gas.cluster`. Each type gets ``parts``."""
-    data = with_csr_types(data)
+    data = with_hetero_csr_features(data)
     types = types_of(data)
     if check:
         check_features(data)

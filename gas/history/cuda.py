@@ -182,7 +182,9 @@ class CudaLink(HostLink):
             event = torch.cuda.Event()
             index = index.to("cpu", copy=True)
             plan = None if self.store.packed is None else self.store.packed.plan(index, own)
-            job = Job.call(lambda: self._pull_staged(index, plan, out[space:], codec, event))
+            job = Job.from_function(
+                lambda: self._pull_staged(index, plan, out[space:], codec, event)
+            )
             ticket = self.engine.submit(self.lane, job, JobPolicy.WORKERS)
             return Pull(self.engine, ticket, out, event)
         ids = self.streams.copy_ids(index, stream, copies)
@@ -222,7 +224,7 @@ class CudaLink(HostLink):
             made = current.record_event()
             if isinstance(where, Tensor):  # The caller may change it later.
                 where = where.to("cpu", copy=True)
-            self._submit_push(Job.call(lambda: self._push_staged(rows, where, made)))
+            self._submit_push(Job.from_function(lambda: self._push_staged(rows, where, made)))
             return
         if not self.on_device:
             stream.wait_stream(current)

@@ -309,12 +309,12 @@ class HostLink:
         packed = self.store.packed
         plan = None if packed is None else packed.plan(index, own)
         if packed is not None and plan is not None:
-            job = Job.call(lambda: packed.gather(plan, rows, codec))
+            job = Job.from_function(lambda: packed.gather(plan, rows, codec))
         elif self._native:
             job = Job.pull(self.store.table, index, rows, *codec)
         else:
             check_range("n_id", index, self.store.num_rows)  # Not every store does.
-            job = Job.call(lambda: self._read(index, rows, codec))
+            job = Job.from_function(lambda: self._read(index, rows, codec))
         by = JobPolicy.WAITERS
         if ahead and self.supports_overlap:
             by = JobPolicy.ANYONE if self._native and plan is None else JobPolicy.WORKERS
@@ -334,11 +334,11 @@ class HostLink:
             where = where.clone() if isinstance(where, Tensor) else where
         packed = self.store.packed
         if packed is not None:
-            job = Job.call(lambda: packed.write(where, x, codec))
+            job = Job.from_function(lambda: packed.write(where, x, codec))
         elif self._native:
             job = Job.push(self.store.table, x, where, *codec)
         else:
-            job = Job.call(lambda: self._write(x, where, codec))
+            job = Job.from_function(lambda: self._write(x, where, codec))
         if later:
             self._submit_push(job)
         else:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from gas.graph import PERM, Adjacency, count_nodes_and_edges, is_sized_per_node, layout_of
+from gas.graph import PERM, Adjacency, count_nodes_and_edges, has_row_per_node, layout_of
 from gas.history import Features, cache_row_starts, first_rows
 from gas.loader.lazy import LazyRows, get_lazy, raw_attributes, read_lazy_rows, set_rows
 from gas.native import csr_parts, explain_missing_cuda, is_sparse
@@ -60,7 +60,7 @@ class SubData(NamedTuple):
                     new = own._store._mapping
             elif isinstance(value, Tensor):
                 sizes = sizes or count_nodes_and_edges(self.data)
-                if is_sized_per_node(self.data, key, value, sizes):
+                if has_row_per_node(self.data, key, value, sizes):
                     new[key] = first_rows(value, self.batch_size)
         new["num_nodes"] = self.batch_size
         return own
@@ -102,7 +102,7 @@ class SubData(NamedTuple):
             *names: The attributes to move. (default: all, views included)
             non_blocking: Don't wait for copies from pinned memory. (default: ``False``)
         """
-        if not names and devices(self.data) <= {torch.device(device)}:
+        if not names and find_devices(self.data) <= {torch.device(device)}:
             return self
 
         def move(value: Any) -> Any:
@@ -148,8 +148,8 @@ def empty_graph(data: Data) -> Data:
     return (cls.__bases__[-1] if issubclass(cls, Batch) else cls)()
 
 
-def devices(data: Data) -> set[torch.device]:
-    """Return the devices of a graph's tensors, and of the tables of lazy rows."""
+def find_devices(data: Data) -> set[torch.device]:
+    """Return the devices of a graph's tensors, and of the tables that lazy rows are read from."""
     found = set()
     for key, value in raw_attributes(data):
         if isinstance(value, LazyRows):

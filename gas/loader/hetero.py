@@ -17,7 +17,7 @@ from gas.graph import (
     parts_of,
     to_homogeneous_edges,
     types_of,
-    with_csr_types,
+    with_hetero_csr_features,
 )
 from gas.loader.batch import SubData
 from gas.loader.batch_sampler import choose_batch_size, remember_batch_size
@@ -91,7 +91,7 @@ class HeteroLoader(SubgraphLoader):
                 f"{name!r} is given, but of a heterogeneous graph the parts are those that "
                 "gas.cluster has set, and edges are an edge_index: leave it out"
             )
-        self.hetero_data = data = with_csr_types(data)
+        self.hetero_data = data = with_hetero_csr_features(data)
         """The heterogeneous graph; ``data`` is the same graph without types."""
         self.types = types_of(data)
         parts = parts_of(data, self.types)

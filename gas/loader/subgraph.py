@@ -250,7 +250,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
         self._order.restore(state["order"], state.get("sampler"))
 
     def epoch_state(self) -> dict[str, Any]:
-        """Return the progress of the epoch: its batches, and how many were yielded."""
+        """Return the order of the epoch's batches, and how many of them were yielded."""
         return self._order.state()
 
     def forget_epoch(self) -> None:

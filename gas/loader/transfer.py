@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gas.graph import Adjacency, layout_of
-from gas.loader.batch import SubData, apply, devices
+from gas.loader.batch import SubData, apply, find_devices
 from gas.loader.lazy import read_lazy_rows
 from gas.native import csr_parts, is_sparse, sparse_csr
 
@@ -86,7 +86,7 @@ def tensor_to_device(tensor: Held, device: torch.device) -> Held:
 
 def _needs_copy(batch: SubData, device: torch.device) -> bool:
     """Return whether a batch has to be copied to a GPU."""
-    return device.type == "cuda" and not devices(batch.data) <= {device}
+    return device.type == "cuda" and not find_devices(batch.data) <= {device}
 
 
 @functools.cache

@@ -97,33 +97,34 @@ def has_idle_cores() -> bool:
     return torch.get_num_threads() < (min(num_cores(), _usage.free) if is_recent else num_cores())
 
 
-class _ThreadCount:
-    """The number of threads that a thread of Python computes on, in all contexts that are open.
+class _ThreadLimit:
+    """Limits PyTorch's threads for one Python thread while contexts are open.
 
     OpenMP's number belongs to one thread. Contexts may overlap in any order, because generators
-    may be closed in any: the first reads the number that the last sets again.
+    may be closed in any. The first that opens saves the number, and the last that closes sets it
+    again.
     """
 
     def __init__(self) -> None:
         self._owner = threading.get_ident()
         self._wanted = self._current = 0  # The number that the caller has set, and the present one.
-        self.contexts = self._unshared = 0  # Open contexts, and those with ``share=False``.
+        self.contexts = self._unshared = 0  # Open contexts, and those that leave none.
 
-    def enter(self, share: bool) -> None:
-        """Begin a context."""
-        if not self.contexts and share:
+    def enter(self, leave_cores: bool) -> None:
+        """Open a context, which leaves cores to other processes unless another one doesn't."""
+        if not self.contexts and leave_cores:
             _usage.start()
         self.contexts += 1
-        self._unshared += not share
+        self._unshared += not leave_cores
         self.update()
 
-    def leave(self, share: bool) -> None:
-        """End a context, perhaps in another thread, such as that of the garbage collector.
+    def leave(self, leave_cores: bool) -> None:
+        """Close a context, perhaps in another thread, such as that of the garbage collector.
 
         Contexts that are still open adjust the number again at their next update.
         """
         self.contexts -= 1
-        self._unshared -= not share
+        self._unshared -= not leave_cores
         # While Python shuts down no thread can start: waiting for one would never end.
         if threading.get_ident() == self._owner and not sys.is_finalizing():
             self._set(math.inf)
@@ -175,7 +176,7 @@ def _threads_of_new_thread(number: int = 0) -> int:
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.threads = _ThreadCount()
+        self.threads = _ThreadLimit()
 
 
 _local = _Local()

@@ -36,7 +36,7 @@ def prefers_torch_move(operation: str, table: Tensor) -> bool:
 
 
 def prefers_torch_sum(weight: Tensor | None, x: Tensor) -> bool:
-    """Return whether cuSPARSE is faster at sums over neighbours, weighted or not."""
+    """Return whether PyTorch's cuSPARSE is faster at the sums of neighbours' rows ``x``."""
     if not x.is_cuda or x.dtype != torch.float32 or torch.are_deterministic_algorithms_enabled():
         return False
     return _prefers_torch("sum" if weight is None else "weighted sum", x.size(1), x.device)

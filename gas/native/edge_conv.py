@@ -32,7 +32,7 @@ def edge_conv(
     mean: bool,
     keep_state: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Sum ``act(target[row] + source[col])`` over the entries of each row.
+    """Sum, or average, ``act(target[row] + source[col])`` over the entries of each row.
 
     Args:
         matrix: The fields of a :class:`Matrix`.
@@ -44,12 +44,14 @@ def edge_conv(
         keep_state: Whether a backward pass will follow.
 
     Returns:
-        The sums, and those of the derivative, by which the gradient towards ``target`` is the one
-        towards the sums; each of shape ``[rows, width]``.
+        The sums, and the sums of the activation's derivative, each of shape ``[rows, width]``. The
+        second is empty without ``keep_state``. Multiplied by the gradient of the first, it is the
+        gradient of ``target``.
     """
     m, target, source = Matrix(*matrix), target.contiguous(), source.contiguous()
     if not native.has_kernels(target, source, m.col):
-        return _edge_conv_torch(m, target, source, activation, parameter, mean)
+        out, slope = _edge_conv_torch(m, target, source, activation, parameter, mean)
+        return out, slope if keep_state else out.new_empty(0)
     made = _new_sums(m, target, source, activation, parameter, mean, keep_state)
     options = _native_edge_conv(activation, parameter, target.size(1), mean)
     run_typed("edge_conv", target, native_matrix(m), options, target, source, *made)
@@ -122,7 +124,7 @@ edge_conv.register_autograd(_grad, setup_context=_setup)
 
 
 def _native_edge_conv(activation: str, parameter: float, width: int, mean: bool) -> object:
-    """Return the settings of the operator for the kernels."""
+    """Return the C++ struct of settings that the kernels take."""
     kind = getattr(native.C.Activation, activation.upper())
     return native.C.EdgeConv(kind, parameter, width, mean)
 

@@ -173,8 +173,8 @@ class Job:
     keep: object = None
 
     @staticmethod
-    def call(function: Callable[[], None]) -> Job:
-        """Make a job that calls a Python function once and releases it afterwards."""
+    def from_function(function: Callable[[], None]) -> Job:
+        """Make a job that calls a Python function once, and then has no reference to it."""
         functions = [function]
 
         def work() -> None:

@@ -514,7 +514,11 @@ class Call:
         return self.x, self.adj_t, *self.batch_args
 
     def begin(self) -> None:
-        """Prepare the model for forward."""
+        """Convert the adjacency to a layout of the model, and become its current call.
+
+        Raises:
+            RuntimeError: If a call in another thread uses the histories.
+        """
         model = self.model
         if self.compiled and isinstance(self.x, Rows):
             self.x = self.x.tensor()

@@ -102,7 +102,7 @@ def run_epochs(
                 for (_, curve, _), value in zip(scores, found, strict=True):
                     curve.append(value)  # NaN is lower than any score.
                 if keep and out is not None and run.best_epoch == number - 1:
-                    run.best = BestEpoch.of(model, number - 1, out)
+                    run.best = BestEpoch.copy_from(model, number - 1, out)
             has_warned = has_warned or warn_if_unstable(run)
             if on_epoch is not None and on_epoch(run) is True:
                 break

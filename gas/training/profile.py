@@ -192,7 +192,7 @@ def _profile(model: ScalableGNN | HeteroModel | None) -> Iterator[Profile]:
         ):
             patches.enter_context(mock.patch.object(owner, name, measured))
         if native.C is not None:
-            ranges = _Ranges(native.C, meter)
+            ranges = _ProfiledExtension(native.C, meter)
             patches.enter_context(mock.patch.object(native.extension, "C", ranges))
         try:
             with profiler as found._profiler:
@@ -287,8 +287,8 @@ class _Meter:
                 found.overlap = max(0.0, 1.0 - found.waited / found.busy)
 
 
-class _Ranges:
-    """The extension, whose functions are ranges of the profiler."""
+class _ProfiledExtension:
+    """A proxy of the extension, which records each call as a range of the profiler."""
 
     def __init__(self, module: Any, meter: _Meter) -> None:
         self._module = module
@@ -300,16 +300,17 @@ class _Ranges:
         if phase is None or isinstance(value, type) or not callable(value):
             return value
         if name in COPIES and self._meter.is_here:
-            return self._count_bytes(value, *COPIES[name])
+            return self._count_copied_bytes(value, *COPIES[name])
         return _make_range(phase, value)
 
-    def _count_bytes(
-        self, function: Callable[..., Any], width: int, number: int, unit: int
+    def _count_copied_bytes(
+        self, function: Callable[..., Any], width_at: int, count_at: int, unit_bytes: int
     ) -> Callable[..., Any]:
+        """Count the bytes of each call, by its arguments at two positions."""
         ranged = _make_range("features", function)
 
         def call(*args: Any) -> Any:
-            self._meter.copied += unit * args[width] * args[number]
+            self._meter.copied += unit_bytes * args[width_at] * args[count_at]
             return ranged(*args)
 
         return call

@@ -43,8 +43,8 @@ class BestEpoch(NamedTuple):
     out: Tensor
 
     @classmethod
-    def of(cls, model: torch.nn.Module, epoch: int, out: Tensor) -> BestEpoch:
-        """Copy the state of a model."""
+    def copy_from(cls, model: torch.nn.Module, epoch: int, out: Tensor) -> BestEpoch:
+        """Make the record of an epoch, with a copy of the model's state on the CPU."""
         state = model.state_dict().items()
         return cls(epoch, {k: v.detach().cpu().clone().contiguous() for k, v in state}, out)
 

@@ -40,7 +40,7 @@ def make(request, monkeypatch, make_native):
 
 
 def call(function, *args):
-    return Job.call(lambda: function(*args))
+    return Job.from_function(lambda: function(*args))
 
 
 def fail(error):
@@ -252,7 +252,7 @@ history = gas.History(100, 4, engine=gas.history.TransferEngine("concurrent"))
 lane = history.engine.new_lane()
 from gas.native import Job, JobPolicy
 for _ in range(3):
-    history.engine.submit(lane, Job.call(lambda: time.sleep(.2)), by=JobPolicy.WORKERS)
+    history.engine.submit(lane, Job.from_function(lambda: time.sleep(.2)), by=JobPolicy.WORKERS)
 history.push(torch.ones(100, 4))
 history.start_pull(torch.arange(100))
 print("end")

@@ -198,7 +198,7 @@ def test_closing_after_a_failed_push_closes_everything(graph):
     model = gas.ScalableGNN(200, 4, 3, store=Failing)
     for history in model.histories:
         store = history.store
-        job = Job.call(lambda store=store: go.wait(20) and store.write(None, None))
+        job = Job.from_function(lambda store=store: go.wait(20) and store.write(None, None))
         history._link._submit_push(job)
     go.set()
     with pytest.raises(OSError, match="the disk is full"):

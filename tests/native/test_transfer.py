@@ -173,5 +173,5 @@ def test_bad_arguments_make_no_job(implementation):
 
 def test_jobs_of_python(implementation):
     seen = []
-    Job.call(lambda: seen.append(1)).run()
+    Job.from_function(lambda: seen.append(1)).run()
     assert seen == [1]

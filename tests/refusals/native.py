@@ -48,13 +48,13 @@ def failing_job(t, extension=True):
     if not extension:
         t.without_extension()
     engine = TransferEngine(threads=0)
-    engine.submit(0, Job.call(raising(OSError("the disk is gone"))), detached=True)
+    engine.submit(0, Job.from_function(raising(OSError("the disk is gone"))), detached=True)
     engine.wait_lane(0)
 
 
 def failing_pull(t):
     t.without_extension()
-    TransferEngine(threads=0).run(0, Job.call(raising(OSError("the disk is gone"))))
+    TransferEngine(threads=0).run(0, Job.from_function(raising(OSError("the disk is gone"))))
 
 
 ROWPTR, COL = ids([0, 1, 2]), ids([1, 0])
@@ -106,10 +106,10 @@ CASES = {
     "Job.push, a row outside": lambda t: Job.push(FOUR, torch.zeros(1, 2), ids([-1])).run(),
     "Job.push, a range outside": lambda t: Job.push(FOUR, THREE, [(2, 3)]),
     "TransferEngine.submit, closed": lambda t: closed_engine(
-        t, lambda e: e.submit(0, Job.call(print))
+        t, lambda e: e.submit(0, Job.from_function(print))
     ),
     "TransferEngine.submit without extension, closed": lambda t: closed_engine(
-        t, lambda e: e.submit(0, Job.call(print), JobPolicy.ANYONE), extension=False
+        t, lambda e: e.submit(0, Job.from_function(print), JobPolicy.ANYONE), extension=False
     ),
     "TransferEngine.wait, closed": lambda t: closed_engine(t, lambda e: e.wait(1)),
     "a push that failed, at the next wait": failing_job,

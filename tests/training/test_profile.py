@@ -100,12 +100,12 @@ def test_overlap_is_the_share_of_transfers_that_nobody_waited_for(made):
         ended.set()
 
     with gas.profile(made[0]) as hidden:
-        ticket = engine.submit(lane, Job.call(move), JobPolicy.WORKERS)
+        ticket = engine.submit(lane, Job.from_function(move), JobPolicy.WORKERS)
         ended.wait()  # A computation that takes longer.
         time.sleep(0.1)
         engine.wait(ticket)
     with gas.profile(made[0]) as waited:
-        engine.run(lane, Job.call(move))
+        engine.run(lane, Job.from_function(move))
     with gas.profile(made[0]) as unmoved:
         pass
     assert 0.09 < hidden.busy < hidden.wall

@@ -175,7 +175,7 @@ def find_reached(loader: SubgraphLoader, rows: Tensor) -> Tensor:
 
 
 def find_changed_nodes(before: SubgraphLoader, after: SubgraphLoader) -> Tensor:
-    """Return nodes whose edges, edge attributes or neighbours' features have changed."""
+    """Return nodes whose edges, or attributes of these, itself or a neighbour, differ."""
     keys = sorted(before._edge_keys)
     sides = []
     for loader in (before, after):

@@ -276,10 +276,10 @@ def one_shard_error(name: str) -> ValueError:
 
 
 def check_alone(model: HistoryModel, what: str) -> None:
-    """Refuse a method that models on several ranks don't support.
+    """Refuse a call that needs one process.
 
     Raises:
-        ValueError: If the model is connected to others, naming ``what``.
+        ValueError: If the model is connected to other ranks; ``what`` names the call.
     """
     if model.ranks is not None:
         raise ValueError(

@@ -21,7 +21,7 @@ from gas.graph import (
     cluster_heterogeneous,
     is_row,
     types_of,
-    with_csr_types,
+    with_hetero_csr_features,
 )
 from gas.loader import HeteroLoader
 from gas.native import is_sparse
@@ -59,7 +59,7 @@ def to_hetero_model(net: Module, data: HeteroData, **options: Any) -> HeteroMode
     """
     if isinstance(net, HeteroModel):
         raise ValueError("'net' is a HeteroModel already: use it as it is, or convert its 'net'")
-    data = with_csr_types(data)
+    data = with_hetero_csr_features(data)
     types = types_of(data)
     for name, layer in net.named_modules():
         reason = reason_inexact(layer)

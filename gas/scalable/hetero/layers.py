@@ -186,7 +186,7 @@ TRAIN = {torch.nn.functional.dropout: "training", torch.dropout: "train"}
 
 
 class Dropouts(TorchFunctionMode):
-    """Record the inputs of dropout in this context, so that histories store rows before it."""
+    """Record the inputs of dropout in this context: histories store rows from before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,11 +209,14 @@ class Dropouts(TorchFunctionMode):
                 self._found[id(out)] = out, x, p  # A reference to out keeps its id valid.
         return out
 
-    def find_input(self, x: Tensor) -> tuple[Tensor, float]:
-        """Return the input of a dropout and its probability; ``x`` and 0 without dropout."""
-        if id(x) not in self._found:
-            return x, 0.0
-        _, whole, p = self._found[id(x)]
+    def find_input(self, out: Tensor) -> tuple[Tensor, float]:
+        """Return the input and the probability of the dropout that returned ``out``, if any.
+
+        ``out`` and 0 otherwise.
+        """
+        if id(out) not in self._found:
+            return out, 0.0
+        _, whole, p = self._found[id(out)]
         return whole, p
 
 

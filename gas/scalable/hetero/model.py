@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from gas.graph import to_original_order, with_csr_types
+from gas.graph import to_original_order, with_hetero_csr_features
 from gas.history import relative_error
 from gas.loader import HeteroLoader, batches_in_order
 from gas.native import check_flags, share_cores, skip_frame
@@ -96,7 +96,7 @@ class HeteroModel(PlannedModel):
             data: The graph, before or after :func:`gas.cluster`.
             fill: Write the embeddings of all nodes to the histories. (default: ``False``)
         """
-        data = add_ids(with_csr_types(data)).to(self.device)
+        data = add_ids(with_hetero_csr_features(data)).to(self.device)
         return run_call(FullBatchCall(self, data, fill))
 
     def forward(self, data: HeteroData) -> Any:

@@ -149,7 +149,7 @@ def _level(x: Tensor) -> int:
     return level
 
 
-class _Finder(Visitor):
+class _PlaceFinder(Visitor):
     """A visitor that finds the inputs of layers which other layers have computed."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
@@ -198,6 +198,7 @@ class _Finder(Visitor):
         return {call: kinds for calls, kinds in groups for call in calls if len(kinds) > 1}
 
     def mean(self, layer: LayerCall, kind: str, rows: Tensor) -> Tensor:
+        """Note a history for the rows of a node type, and return their mean."""
         level = _level(rows)
         self.means[layer.number, kind] = len(self.places)
         self.places.append(Place(kind, rows.size(1), level, layer.name))
@@ -243,7 +244,7 @@ def make_plan(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple
             for kind, value in values.items() if isinstance(values, dict) else ():
                 if isinstance(value, Tensor) and value.is_floating_point():
                     values[kind] = value.detach().clone().requires_grad_()
-        finder = _Finder(sizes)
+        finder = _PlaceFinder(sizes)
         edges = next(arguments[name] for name, key in inputs.items() if key == EDGES)
         with visit_layers(net, edges, finder):
             try:
