@@ -48,6 +48,7 @@ CONVERT = {  # Of gas/convert, whose tests are by what users write: see tests/co
     "known": "unusual_modules training common_lines user_shapes",
     "layers": "given_graph own_layers messages layers edge_lists",
     "lists_and_tables": "given_lists node_tables kept",
+    "matrices": "matrices given_graph",
     "messages": "messages projections edge_lists",
     "model": "histories parts relu_dropout followed user_shapes",
     "modes": "training edge_dropout user_shapes",
@@ -66,6 +67,7 @@ CONVERT = {  # Of gas/convert, whose tests are by what users write: see tests/co
     "state": "training changes kept edge_dropout",
     "trace": "changes training own_layers messages user_shapes",
     "traced": "unusual_modules projections messages given_lists",
+    "traced_matrix": "matrices given_graph",
 }
 OTHER_TESTS = {  # Where they have other names.
     **{
