@@ -14,7 +14,7 @@ from torch_geometric.transforms import GCNNorm
 from torch_geometric.utils import add_remaining_self_loops
 
 from gas.augment.units import GraphState, mask_node_features
-from gas.graph import Adjacency, copy_graph, is_row_per_edge, layout_of
+from gas.graph import Adjacency, copy_graph, find_mark, is_row_per_edge, layout_of
 from gas.native import find_kept_entries, gather_rows
 
 
@@ -283,7 +283,13 @@ def _is_close(found: Tensor, expected: Tensor) -> bool:
 
 
 def _check_not_normalised(data: Data, transformed: bool) -> None:
-    """Refuse graphs that seem to be normalised, with weights and a self-loop at every node."""
+    """Refuse prepared graphs, and those with weights and a self-loop at every node."""
+    cure = (
+        "weights of views follow from their own degrees; pass the graph as it was before, build "
+        "the augmentation on that, and pass the normalisation as 'graph_transform'"
+    )
+    if find_mark(data) is not None:
+        raise ValueError(f"'data' was prepared for a converted model: {cure}")
     src, dst = data.edge_index
     looped = torch.zeros(data.num_nodes, dtype=torch.bool, device=src.device)
     looped[src[src == dst]] = True
@@ -291,9 +297,7 @@ def _check_not_normalised(data: Data, transformed: bool) -> None:
     if (transformed or weighted) and bool(looped.all()):
         raise ValueError(
             f"'data' has a self-loop at each of its {data.num_nodes} nodes"
-            f"{' and weights of edges' if weighted else ''}, as a normalised graph has: weights of "
-            "views follow from their own degrees; pass the graph as it was before, build the "
-            "augmentation on that, and pass the normalisation as 'graph_transform'"
+            f"{' and weights of edges' if weighted else ''}, as a normalised graph has: {cure}"
         )
 
 

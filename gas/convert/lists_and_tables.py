@@ -18,8 +18,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.arguments import LayerAlone, find_method, graph_parameter, is_list, parameters
-from gas.convert.preparation import EDGE_LIST, NODE_ID, PREPARED, First, spread
-from gas.graph import PERM, check_ids, is_row_per_edge, is_row_per_node
+from gas.convert.preparation import EDGE_LIST, NODE_ID, First, spread
+from gas.graph import PERM, PREPARED, check_ids, is_row_per_edge, is_row_per_node
 from gas.nn import twin
 
 

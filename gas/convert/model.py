@@ -19,7 +19,7 @@ from gas.convert.followed import Followed, find_followed
 from gas.convert.known import walk_back
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
-from gas.convert.preparation import PREPARED, Preparation, check_unprepared
+from gas.convert.preparation import Preparation, check_unprepared
 from gas.convert.rewrite import (
     drop_in_one_pass,
     dropout_rates,
@@ -28,7 +28,7 @@ from gas.convert.rewrite import (
 )
 from gas.convert.scope import LayerScope, pull, read_history
 from gas.convert.state import CONSTANT
-from gas.graph import Adjacency, find_original_graph
+from gas.graph import PREPARED, Adjacency, find_original_graph
 from gas.history import Features, Rows, first_rows
 from gas.loader import SubData
 from gas.nn import ProjectedConv, has_hooks

@@ -14,9 +14,8 @@ from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
 from gas.convert.known import is_close
-from gas.graph import WEIGHT, is_row_per_edge, with_edge_index
+from gas.graph import PREPARED, WEIGHT, find_mark, is_row_per_edge, with_edge_index
 
-PREPARED = "prepared_"  # The prefix of attributes that are computed for the whole graph.
 NODE_ID = f"{PREPARED}node_id"  # The row of each node in parameters with a row for each node.
 LAYOUTS = ("", "csr", "sparse_tensor")  # Of a module's edges: a list, or a matrix.
 EDGE_LIST = f"{PREPARED}list"  # The position of the list that an edge is of.
@@ -206,10 +205,8 @@ def read_mark(data: Data) -> tuple[str, bool] | None:
     ``None`` if it wasn't prepared. A module is converted with a prepared graph, as from a folder,
     as with the graph before.
     """
-    for key, value in data.to_dict().items():
-        if key.startswith(PREPARED) and isinstance(value, Tensor) and value.dim() == 0:
-            return LAYOUTS[int(value) // 2], bool(value % 2)
-    return None
+    mark = find_mark(data)
+    return None if mark is None else (LAYOUTS[int(mark) // 2], bool(mark % 2))
 
 
 def check_unprepared(names: Iterable[str], known: Collection[str]) -> None:

@@ -19,10 +19,10 @@ from gas.convert.edge_layers import DROP
 from gas.convert.edge_values import EdgeValues, has_rows
 from gas.convert.known import is_close, is_edge_list, walk_back
 from gas.convert.matrices import gcn_norm
-from gas.convert.preparation import PREPARED, Preparation, join_lists
+from gas.convert.preparation import Preparation, join_lists
 from gas.convert.rewrite import erase_unused, exchange
 from gas.convert.traced import Traced, function_name
-from gas.graph import WEIGHT
+from gas.graph import PREPARED, WEIGHT
 
 TRIVIAL = ("getitem", "getattr", "size")  # Functions that the description leaves out.
 

@@ -17,9 +17,16 @@ PARTS = "parts"  # The first row of each part.
 BATCH_SIZE = "batch_size"  # The parts per mini-batch of the last loader, the default of others.
 SHARDS = "shards"  # Of a graph for several processes, the first row of each shard.
 SHARD = "shard"  # Of the local graph of a process, a :class:`Shard`.
+PREPARED = "prepared_"  # The prefix of what a converted model computes for the whole graph.
 EDGES = ("edge_index", "adj_t", "edge_weight")
 # Lists of node ids; "train_idx" is OGB's, the others are as common.
 NODE_LISTS = re.compile(r"(train|val|valid|validation|test|unlabell?ed)_(idx|index|ids?|nodes?)")
+
+
+def find_mark(data: Data) -> Tensor | None:
+    """Return the mark of a graph whose edges were prepared for a converted model; else ``None``."""
+    marks = (value for key, value in data.to_dict().items() if key.startswith(PREPARED))
+    return next((each for each in marks if isinstance(each, Tensor) and each.dim() == 0), None)
 
 
 def is_node_list(key: str, value: object) -> bool:

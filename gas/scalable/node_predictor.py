@@ -75,19 +75,28 @@ class NodePredictor:
             )
         return torch.from_numpy(rows)
 
-    @torch.no_grad()
-    def predict(self, model: BatchModel, nodes: Any) -> Tensor:
-        """See :meth:`gas.ScalableGNN.predict`."""
+    def choose(self, nodes: Any = None, ids: Any = None) -> Tensor:
+        """Return the rows of nodes before clustering, of shape ``[B]``, by a mask, rows, or ids."""
+        if nodes is None:
+            return self.find_nodes(ids)
         if not isinstance(nodes, Tensor):
-            raise ValueError(f"'nodes' is {nodes!r}, expected a tensor of ids, or a mask")
-        is_mask, size = nodes.dtype == torch.bool, self.row_of.numel()
-        if nodes.is_floating_point() or (is_mask and nodes.shape != (size,)):
             raise ValueError(
-                f"'nodes' is {nodes.dtype} of shape {list(nodes.shape)}, expected whole numbers, "
-                f"the rows of nodes, or a mask of shape [{size}]"
+                f"'nodes' is {nodes!r}, expected a tensor of rows, or a mask: torch.tensor(nodes)"
             )
-        if not is_mask:
-            check_range("nodes", nodes, size)
+        is_mask, size = nodes.dtype == torch.bool, self.row_of.numel()
+        if nodes.is_floating_point() or nodes.dim() != 1 or (is_mask and nodes.numel() != size):
+            raise ValueError(
+                f"'nodes' is {nodes.dtype} of shape {list(nodes.shape)}, expected the rows of "
+                f"nodes, whole numbers of shape [B], or a mask of shape [{size}]"
+            )
+        if is_mask:
+            return nodes.cpu().nonzero().view(-1)
+        check_range("nodes", nodes, size)
+        return nodes.cpu().long()
+
+    @torch.no_grad()
+    def predict(self, model: BatchModel, nodes: Tensor) -> Tensor:
+        """Compute the outputs of some nodes, given their rows before clustering."""
         rows, place = self.row_of[nodes].unique(return_inverse=True)
         batch = self.loader.cut_nodes(rows)
         with preserve_modes(model), share_cores(self.loader.leave_cores):
@@ -194,4 +203,4 @@ def predict_nodes(
                 "num_parts), or model(loader.cut_nodes(nodes)), by their rows in the loader"
             )
         known = model._node_predictor = NodePredictor(loader)
-    return known.predict(model, nodes if ids is None else known.find_nodes(ids))
+    return known.predict(model, known.choose(nodes, ids))

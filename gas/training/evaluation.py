@@ -95,10 +95,11 @@ def predictions(model: Any, graph: Any, *, split: int = 0, **options: Any) -> di
         model: The model.
         graph: The graph of :func:`gas.cluster`, a loader of it, or the path of its folder.
         split: Which split of masks of shape ``[N, S]``. (default: ``0``)
-        **options: Further arguments of :meth:`gas.ScalableGNN.predict`, such as ``batch_size``.
+        **options: Further arguments of :meth:`gas.ScalableGNN.predict`, such as ``batch_size``,
+            and ``nodes`` or ``ids`` for a table of some nodes.
 
     Returns:
-        Columns by name, each with an entry for each node:
+        Columns by name, each with an entry for each node, or for each of those chosen:
 
         * ``node``: its id in ``node_id``, or else its row.
         * ``prediction``: a class, by its name if the graph has ``classes``; a real number, or
@@ -121,17 +122,36 @@ class Predictions:
         out: The outputs, of shape ``[N, C]``, in the order of the graph before clustering.
         stored: The attributes of the graph.
         to_original_order: Puts rows of these attributes into that order.
+        nodes: The nodes of the outputs, of shape ``[B]``, by their rows in that order. (default:
+            all)
     """
 
     def __init__(
-        self, out: Tensor, stored: Any, to_original_order: Callable[[Tensor], Tensor]
+        self,
+        out: Tensor,
+        stored: Any,
+        to_original_order: Callable[[Tensor], Tensor],
+        nodes: Tensor | None = None,
     ) -> None:
         self.out, self.stored, self._to_original_order = out, stored, to_original_order
+        self._nodes = nodes
 
     def get(self, key: str) -> Any:
         """Return an attribute; tensors have their rows in the order of the outputs."""
         value = self.stored.get(key, None)
-        return self._to_original_order(value.cpu()) if isinstance(value, Tensor) else value
+        if not isinstance(value, Tensor):
+            return value
+        value = self._to_original_order(value.cpu())
+        return value if self._nodes is None else value[self._nodes]
+
+    @property
+    def node_ids(self) -> np.ndarray:
+        """The ids of the nodes in ``node_id``, or else their rows."""
+        ids = self.get("node_id")
+        if isinstance(ids, Tensor):
+            return ids.numpy()
+        nodes = np.arange(self.out.size(0)) if self._nodes is None else self._nodes.numpy()
+        return nodes if ids is None else np.asarray(ids)[nodes]
 
     @property
     def classes(self) -> Sequence[Any] | None:
@@ -147,8 +167,8 @@ class Predictions:
 def prediction_columns(found: Predictions, split: int) -> dict[str, Any]:
     """Return the columns of :func:`predictions`."""
     out, y = found.out.float(), found.get("y")
-    ids, names = found.get("node_id"), found.classes
-    columns: dict[str, Any] = {"node": np.arange(out.size(0)) if ids is None else np.asarray(ids)}
+    names = found.classes
+    columns: dict[str, Any] = {"node": found.node_ids}
     out = out.view(-1, 1) if out.dim() == 1 else out
     if y is not None and y.dim() == 2 and y.size(1) == 1 and out.size(1) > 1:
         y = y.view(-1)
@@ -210,6 +230,8 @@ def _check(model: Any, graph: Any) -> Any:
 def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predictions:
     """Predict on a graph, and return the outputs with the graph's attributes."""
     out = model.predict(graph, **options)
+    chosen = {key: options[key] for key in ("nodes", "ids") if options.get(key) is not None}
+    nodes = model._node_predictor.choose(**chosen) if chosen else None
     given = getattr(graph, "hetero_data", graph)
     if isinstance(given, HeteroData):
         kind = _scored_type(model, out, given)
@@ -217,7 +239,7 @@ def _predict(model: Any, graph: Any, options: Mapping[str, Any]) -> Predictions:
         stored = {"classes": getattr(given, "classes", None), **given[kind]}
     else:
         stored = graph_of(graph)
-    return Predictions(out, stored, partial(to_original_order, stored))
+    return Predictions(out, stored, partial(to_original_order, stored), nodes)
 
 
 def _scored_type(model: Any, out: Any, graph: HeteroData) -> str:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import torch
 import torch_geometric.transforms as T
 from torch_geometric.data import Data
+from torch_geometric.nn import GCN
 
 import gas
 from gas.augment import DropEdge, MaskFeatures, Views, mh_aug_loss
@@ -175,6 +176,9 @@ CASES = {
     "Views, normalised before": lambda t: load(WEIGHTED, epoch_transform=drop(WEIGHTED)),
     "Views, self-loops and a transform": lambda t: views(T.GCNNorm(), LOOPED),
     "Views, a transform to adj_t": lambda t: views(T.ToSparseTensor(layout=torch.sparse_csr)),
+    "Views, a prepared graph": lambda t: views(
+        None, gas.to_scalable(GCN(2, 2, 2), ring()).prepare(ring())
+    ),
     "Views, a transform that keeps degrees": lambda t: views(Shuffled(with_degrees)),
     "Views, a transform that sorts edges": lambda t: views(Shuffled(turned)),
     "Views, a transform that reads features": lambda t: views(Shuffled(by_features)),

@@ -323,6 +323,7 @@ CASES = {
     "predict, chosen nodes in a list": lambda t: predict(
         ring(parts=HALVES, perm=torch.arange(4)), nodes=[1, 2]
     ),
+    "predict, a matrix of nodes": lambda t: predict(named(), nodes=torch.tensor([[1, 2]])),
     "predict, a mask of fewer nodes": lambda t: predict(named(), nodes=torch.ones(3) > 0),
     "predict, features": lambda t: predict(ring().x),
     "prepare, weights that are integers": lambda t: gas.models.GCN(4, 2, 2, 2, 2).prepare(

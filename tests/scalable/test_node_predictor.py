@@ -164,5 +164,5 @@ def test_a_mask_of_all_nodes_of_a_small_graph(num_nodes):
 def test_masks_of_another_size_and_real_numbers_are_refused(nodes):
     _, model, graph = made()
     model.predict(graph)
-    with pytest.raises(ValueError, match="'nodes' is torch.* expected whole numbers"):
+    with pytest.raises(ValueError, match="'nodes' is torch.* expected the rows"):
         model.predict(graph, nodes=nodes)

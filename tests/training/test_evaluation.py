@@ -97,6 +97,33 @@ def test_a_folder(tmp_path):
     assert again["prediction"].tolist() == table["prediction"].tolist()
 
 
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_a_table_of_some_nodes(has_ids):
+    _, graph, model, _ = made()
+    nodes, names = torch.tensor([7, 5, 31, 7]), [f"n{node}" for node in range(60)]
+    del graph.node_id
+    if has_ids:
+        graph.node_id = names
+    gas.predictions(model, graph)  # Fills the histories.
+    every, mask = gas.predictions(model, graph), torch.zeros(60, dtype=torch.bool)
+    mask[nodes] = True
+    chosen = [({"nodes": nodes}, nodes), ({"nodes": mask}, torch.tensor([5, 7, 31]))]
+    chosen += [({"ids": ["n7", "n5", "n31", "n7"]}, nodes)] * has_ids
+    for options, rows in chosen:
+        table = gas.predictions(model, graph, **options)
+        assert list(table) == list(every)
+        for name, column in table.items():
+            expected = [every[name][row] for row in rows.tolist()]
+            same = pytest.approx(expected) if name == "probability" else expected
+            assert list(column) == same, name
+    table = gas.predictions(model, graph, nodes=nodes)
+    assert list(table["node"]) == ([names[i] for i in nodes] if has_ids else nodes.tolist())
+    found = gas.evaluate(model, graph, nodes=mask)
+    at = [i for i in nodes.unique().tolist() if every["split"][i] == "train"]
+    right = [every["prediction"][i] == every["label"][i] for i in at]
+    assert found["train"] == pytest.approx(sum(right) / len(at) if at else np.nan, nan_ok=True)
+
+
 def test_names_of_classes_that_are_all_known():
     data, graph, model, _ = made()
     graph.classes = ["a", "b", "c", "dd"]
