@@ -63,6 +63,10 @@ class CheckpointReader:
             }
             for key in ("objects", "state"):
                 self.values[key] = {k: from_json(v, values) for k, v in manifest[key].items()}
+            order = manifest.get("node_order")  # Older checkpoints have none.
+            if order is not None and (len(order) != 2 or not all(type(n) is int for n in order)):
+                raise CheckpointError(f"'node_order' is {order!r}, expected two integers")
+            self.node_order = None if order is None else (order[0], order[1])
         except CheckpointError as error:
             raise CheckpointError(f"{path / MANIFEST}: {error}: it is damaged") from error
 
@@ -109,7 +113,7 @@ class CheckpointReader:
                 views = {name.split("_")[1] for name in restores if name.startswith("view_")}
                 if isinstance(model, ScalableGNN):
                     set_banks(model, len(views))
-                    model._calls.order = None  # The rows may be of another clustering.
+                    model._calls.order = self.node_order
                 for name, history in stored.name_histories(model).items():
                     restores[name](history)
             if random_state:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dis
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -9,16 +10,18 @@ from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import FunctionType
 from typing import Any
 
+import torch
 import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data
 
+from gas.convert.followed import find_read
 from gas.convert.kept import find_rows
 from gas.convert.known import is_edge_list
 from gas.convert.state import ATTRIBUTES_OF_TORCH, find_namespaces
-from gas.graph import WEIGHT, is_row_per_node
+from gas.graph import MAPPED, WEIGHT, find_mark, is_row_per_node, with_csr_features
 
 ADJACENCY = ("edge_index", "adj_t", "adj")
 # Parameters of graph batches and of neighbour samplers.
@@ -131,6 +134,42 @@ def graph_parameter(wanted: dict[str, Any], data: Data) -> str:
     needed = [name for name, default in wanted.items() if default is inspect.Parameter.empty]
     unknown = [name for name in needed if name not in data or name in UNSUPPORTED]
     return unknown[0] if len(unknown) == 1 and len(needed) == 1 else ""
+
+
+def make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
+    """Return the graph with sparse features in rows, or one of ``num_nodes`` nodes."""
+    if data is not None and num_nodes is None:
+        return _with_list(net, with_csr_features(data))
+    if data is not None or num_nodes is None:
+        raise ValueError("expected either 'data' or 'num_nodes'")
+    width = getattr(net, "in_channels", None)
+    if not isinstance(width, int) or width < 1:
+        raise ValueError(
+            f"{type(net).__name__} doesn't say how wide 'x' is (in_channels is {width!r}): give "
+            "'data' instead of 'num_nodes'"
+        )
+    none = torch.empty(2, 0, dtype=torch.int64)
+    return Data(x=torch.empty(1, width).expand(num_nodes, width), edge_index=none)
+
+
+def _with_list(net: Module, data: Data) -> Data:
+    """Give a graph folder's graph a list of edges in place of its rows, unless ``adj_t`` is read.
+
+    The list has the size of the graph's, and takes no memory.
+    """
+    adj_t = data.get("adj_t")
+    if not hasattr(adj_t, MAPPED) or "edge_index" in data or find_mark(data) is not None:
+        return data
+    wanted = parameters(net, find_method(net))
+    if "adj_t" in (find_read(net) if graph_parameter(wanted, data) else wanted):
+        return data
+    out = copy.copy(data)
+    del out.adj_t
+    out.num_nodes = data.num_nodes
+    out.edge_index = torch.zeros(1, 1, dtype=torch.int64).expand(2, adj_t.values().numel())
+    if bool((adj_t.values() != 1).any()):
+        out.edge_weight = adj_t.values()
+    return out
 
 
 class GraphArgument(Data):

@@ -23,11 +23,8 @@ from gas.convert.edge_layers import (
     several_values_error,
     turn_layers,
 )
-from gas.convert.inputs import (
-    Inputs,
-    copy_with_noise,
-    disable_caching,
-)
+from gas.convert.failures import new_error
+from gas.convert.inputs import Inputs, copy_with_noise, disable_caching
 from gas.convert.known import is_close
 from gas.convert.layers import LayerCall
 from gas.convert.messages import Messages
@@ -39,7 +36,7 @@ from gas.convert.state import eval_mode, keep_generators
 from gas.convert.trace import Added
 from gas.convert.traced import EDGES, OTHER, ROWS, Traced, row_dim
 from gas.convert.traced_matrix import PRODUCTS, TRACED, add_product, add_products
-from gas.graph import WEIGHT, layout_of, with_edge_index
+from gas.graph import WEIGHT, find_mark, layout_of, with_edge_index
 from gas.history import Rows
 from gas.loader import SubgraphLoader
 from gas.nn import FusedConv, fuse, reason_inexact, twin
@@ -251,27 +248,6 @@ def _refuse_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:
     raise AssertionError("a single layer reads no history")
 
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def check_hooks(net: Module, graph: Graph, others: Sequence[str | None]) -> None:
-    """Refuse hooks of modules that the model doesn't call, such as the module itself.
-
-    Raises:
-        ValueError: If there are any, naming the module.
-    """
-    names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
-    called = [f"{name}." for name in (*names, *filter(None, others))]
-    for name, module in net.named_modules():
-        hooked = any(getattr(module, kind) for kind in HOOKS)
-        if hooked and not any(f"{name}.".startswith(target) for target in called):
-            what = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
-            raise ValueError(
-                f"{what} has hooks, which the model wouldn't call, because it calls the layers "
-                "alone: take them off, and register them on what to_scalable returns, or on layers"
-            )
-
-
 @dataclass(frozen=True)
 class Conversion:
     """Conversion of a module, which can be checked on further graphs.
@@ -313,8 +289,11 @@ class Conversion:
                 returns other values on it.
         """
         device = next((p.device for p in self.net.parameters()), torch.device("cpu"))
-        new = self.inputs.find_new(data)
-        sample = self._sample(self.inputs.tables(self.inputs.lists(data)), new)
+        data = self.inputs.tables(self.inputs.lists(data))
+        listed = with_edge_index(data)
+        tensors = [key for key, value in listed.to_dict().items() if isinstance(value, Tensor)]
+        new = [] if find_mark(data) is not None else self.inputs.find_new(tensors)
+        sample = self._sample(data, listed, new)
         if sample is None:
             return
         with keep_generators(self.net):
@@ -343,15 +322,10 @@ class Conversion:
             except Exception:  # A module may raise anything.
                 continue
             if not is_close(flatten(found), flatten(expected)):
-                raise ValueError(
-                    f"'data' has {name!r}, which {type(self.net).__name__} takes, but the model "
-                    f"was converted with a graph that had none: give gas.to_scalable this graph, "
-                    f"or leave the attribute out, del data.{name}"
-                )
+                raise new_error(type(self.net).__name__, name)
 
-    def _sample(self, data: Data, new: Sequence[str]) -> Data | None:
-        """Return a sample in the graph's layout; ``None`` if there is none."""
-        listed = with_edge_index(data)
+    def _sample(self, data: Data, listed: Data, new: Sequence[str]) -> Data | None:
+        """Return a sample of a list of edges in the graph's layout; ``None`` if there is none."""
         names = {*self.inputs.names, *(name for name in ("x", WEIGHT) if name in listed), *new}
         tensors = [listed.get(name) for name in (*names, "edge_index")]
         if not all(isinstance(value, Tensor) for value in tensors) or listed.num_nodes < 4:

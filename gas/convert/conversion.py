@@ -19,7 +19,6 @@ from gas.convert.changes import RefuseChanges, given_parameters, with_noise
 from gas.convert.check import (
     Conversion,
     check_edges,
-    check_hooks,
     check_layers,
     describe_layer,
     make_layer_tests,
@@ -267,8 +266,6 @@ def _make_model(copied: Module, data: Data, options: dict[str, Any], made: Conve
     writer = GraphWriter(traced, placed, made.calls, made.outputs, dims, shapes, made.transform)
     written = writer.write()
     drawing = _describe_layers(graph, placed, made.calls, widths)
-    added = [getattr(make, "keywords", {}).get("target") for make in made.added.values()]
-    check_hooks(made.net, written, added)
     constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
     layers = make_layers(made.net, graph, constants, made.opened, made.added)
     numbers = {

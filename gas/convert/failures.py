@@ -89,6 +89,15 @@ def _is_raised_here(error: BaseException) -> bool:
     return frames[-1].filename.startswith(_LIBRARIES[-1])
 
 
+def new_error(module: str, name: str) -> ValueError:
+    """Return the error for an attribute that a module takes, and that its graph lacked before."""
+    return ValueError(
+        f"'data' has {name!r}, which {module} takes, but the model was converted with a graph that "
+        "had none: give gas.to_scalable this graph, or leave the attribute out, "
+        f"del data.{name}"
+    )
+
+
 def explain_trace(error: Exception) -> str:
     """Return why tracing fails, and what to do."""
     if is_own(error):

@@ -22,6 +22,7 @@ from gas.graph import version
 
 OPTIONS = bool, int, float, str  # Types of options that are followed.
 MOST_ITEMS = 1_000  # Of a container, or array, whose items are followed, too.
+HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 NOT_OPTIONS = "training", "fuse"  # Modes, which calls of layers set, too.
 _FUNCTIONS = FunctionType, BuiltinFunctionType
 # Methods that run first in a call; _find_read follows the methods that they name.
@@ -228,6 +229,46 @@ def _describe(value: Any) -> str:
     return f"{kind} of {list(value.shape)}"
 
 
+class FollowedHooks:
+    """Hooks of modules that the model doesn't call, such as the module itself.
+
+    Args:
+        net: The module.
+        called: The names of the parts that the model calls.
+    """
+
+    def __init__(self, net: Module, called: Collection[str]) -> None:
+        called = [f"{name}." for name in called]
+        self._modules = [
+            (name, module) for name, module in net.named_modules()
+            if not any(f"{name}.".startswith(each) for each in called)
+        ]  # fmt: skip
+        self._hooks = [getattr(module, kind) for _, module in self._modules for kind in HOOKS]
+
+    def follow(self) -> None:
+        """Check that there are none.
+
+        Raises:
+            ValueError: If there are any, naming the module.
+        """
+        if not any(self._hooks):
+            return
+        for name, module in self._modules:
+            hooks = [hook for kind in HOOKS for hook in getattr(module, kind).values()]
+            if not all(map(_is_of_gas, hooks)):
+                what = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
+                raise ValueError(
+                    f"{what} has hooks, which the model wouldn't call, because it calls the layers "
+                    "alone: take them off, and register them on what to_scalable returns, or on "
+                    "layers"
+                )
+
+
+def _is_of_gas(hook: Any) -> bool:
+    """Return whether a hook is one that refuses layers while a model runs."""
+    return str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("gas.")
+
+
 def find_followed(
     net: Module, model: Module, unknown: Collection[str], computed: Collection[str]
 ) -> list[Followed]:
@@ -241,7 +282,7 @@ def find_followed(
     """
     parts: list[Any] = []
     options: list[Any] = []
-    read = _find_read(net)
+    read = find_read(net)
     items = _FollowedItems(read)
     known = {id(each) for each in (*net.parameters(), *net.buffers())}
     tensors: dict[int, _FollowedTensor] = {}
@@ -294,7 +335,7 @@ def find_followed(
     ]
 
 
-def _find_read(net: Module) -> set[str]:
+def find_read(net: Module) -> set[str]:
     """Find the names of attributes that calls of a module's own classes read, and don't set."""
     kinds = {
         kind: None for module in net.modules() if is_own_module(module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,12 +47,18 @@ from gas.convert.modes import TRAINING
 from gas.convert.preparation import NODE_ID, read_mark
 from gas.convert.state import eval_mode, keep_attributes
 from gas.convert.traced_matrix import TRACED, make_matrix, matrix_error
-from gas.graph import WEIGHT, is_row_per_node, layout_of, with_csr_features
+from gas.graph import (
+    MAPPED,
+    PAIRS,
+    WEIGHT,
+    is_row_per_node,
+    layout_of,
+    with_edge_index,
+)
 
 # Parameters of a call with a mini-batch, and of the graph that is made here.
-RESERVED = frozenset(
-    ("n_id", "offset", "count", "loader", "fill", "push", "call", "scope", "self", TRAINING)
-)
+CALL = ("n_id", "offset", "count", "loader", "fill", "push", "views")
+RESERVED = frozenset((*CALL, "call", "scope", "self", TRAINING))
 
 
 @dataclass
@@ -71,7 +77,7 @@ class Inputs:
     * ``tables``: parameters that have a row for each node.
     * ``lists``: the lists of edges that are joined before.
     * ``defaults``: those of all parameters, ``inspect.Parameter.empty`` for none.
-    * ``made``: attributes that the transform of the graph makes.
+    * ``made``: attributes that the transform of the graph makes; ``had``: those of the graph.
     """
 
     method: str
@@ -81,6 +87,7 @@ class Inputs:
     plain: Mapping[str, Any] = field(default_factory=dict)
     counted: str = ""
     made: Sequence[str] = ()
+    had: Collection[str] = ()
     layout: str = ""
     nested: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     features: str = ""
@@ -120,16 +127,11 @@ class Inputs:
         names = [name for name in (*self.names, *self.made) if name in data]
         return {**{name: data[name] for name in names}, self.edges: data.edge_index}
 
-    def find_new(self, data: Data) -> list[str]:
-        """Return the attributes of a graph that the module may read, and had none of before."""
-        if read_mark(data) is not None:  # Of a prepared graph, whose weights were made.
-            return []
-        known = (*self.given, WEIGHT * bool(self.matrix), *ADJACENCY, *UNSUPPORTED, *RESERVED, "x")
-        return [
-            name for name, value in data.to_dict().items()
-            if isinstance(value, Tensor) and name not in known
-            and (self.graph or name in self.defaults)
-        ]  # fmt: skip
+    def find_new(self, names: Iterable[str]) -> list[str]:
+        """Find the names of attributes that the module may read, and that its graph lacked."""
+        known = {*self.had, *ADJACENCY, *UNSUPPORTED, *RESERVED, "x"}
+        known |= {WEIGHT} if self.matrix else set()
+        return [n for n in names if n not in known and (self.graph or n in self.defaults)]
 
     def takes_matrix(self, layout: str, is_weighted: bool) -> Inputs:
         """Return the inputs of a module that takes a matrix for its edges, of a layout."""
@@ -162,9 +164,13 @@ class Inputs:
         return {self.graph: GraphArgument({**self.plain, **values}, self.counted, self.nested)}
 
     def reads_adj_t(self, data: Data) -> bool:
-        """Return whether the module is given a graph's ``adj_t``, which may have a list, too."""
-        edges = self.matrix or self.edges
-        return "edge_index" not in data or (edges == "adj_t" and "adj_t" in data)
+        """Return whether the module is given a graph's ``adj_t``, which may have a list, too.
+
+        The rows of a graph folder are a matrix to modules that take an ``adj_t`` alone.
+        """
+        if (self.matrix or self.edges) == "adj_t" and "adj_t" in data:
+            return True
+        return "edge_index" not in data and not hasattr(data.get("adj_t"), MAPPED)
 
     def call(
         self, net: Module, values: Mapping[str, Any], method: Callable[..., Any] | None = None
@@ -193,7 +199,8 @@ class Inputs:
             edges = data.adj_t
         else:
             is_matrix = self.matrix not in ("", "edge_index") and WEIGHT in data
-            edges = self.to_matrix(data) if is_matrix else data.edge_index
+            listed = with_edge_index(data)
+            edges = self.to_matrix(listed) if is_matrix else listed.edge_index
         values[self.matrix or self.edges] = edges
         with eval_mode(net), contextlib.nullcontext() if keeps else keep_attributes(net):
             return self.call(net, values)
@@ -275,6 +282,12 @@ def find_inputs(net: Module, data: Data) -> Inputs:
         features = features_parameter(wanted, data, edges)
         names = ["x", *names] if features else names
         refuse_ambiguous_weights(net, wanted, data)
+    if PAIRS in names and not graph:
+        raise ValueError(
+            f"{type(net).__name__}.{method} takes {PAIRS!r}, pairs of nodes, of which each "
+            "mini-batch has others: have it return the embeddings of all nodes, and score the "
+            "pairs of a gas.LinkLoader outside, by gas.training.link_loss or your own decoder"
+        )
     for name in (*names, edges):
         if name in RESERVED:
             raise ValueError(
@@ -296,6 +309,7 @@ def find_inputs(net: Module, data: Data) -> Inputs:
         method, names, edges, graph, features=features, has_edges=has_edges, defaults=wanted,
         lists=net.lists if isinstance(net, TakesLists) else EdgeLists(),
         counted=next((name for name in names if is_row_per_node(data, name)), ""),
+        had=frozenset(data.keys()),
     )  # fmt: skip
     layout = layout_of(data.adj_t, "adj_t").name if "adj_t" in data else "edge_index"
     if (before := read_mark(data)) is not None:
@@ -305,7 +319,7 @@ def find_inputs(net: Module, data: Data) -> Inputs:
         given = given.takes_matrix(layout, is_weighted) if layout else given
     elif has_edges and given.reads_adj_t(data) and layout != "edge_index":
         layout = layout if layout in TRACED else "csr"
-        given = given.takes_matrix(layout, _is_weighted(data.adj_t))
+        given = given.takes_matrix(layout, has_weights(data.adj_t))
     elif has_edges and edges != "edge_index" and WEIGHT in data and WEIGHT not in wanted:
         given = given.takes_matrix("csr", True)
     if not graph:
@@ -317,26 +331,10 @@ def find_inputs(net: Module, data: Data) -> Inputs:
     return replace(given, plain=plain, nested=find_dictionaries(data, [*names, edges]))
 
 
-def _is_weighted(adj_t: Any) -> bool:
+def has_weights(adj_t: Any) -> bool:
     """Return whether a matrix has values, other than the ones that a tensor always has."""
     value = layout_of(adj_t, "adj_t").value(adj_t)
     return value is not None and (not isinstance(adj_t, Tensor) or bool((value != 1).any()))
-
-
-def make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
-    """Return the graph with sparse features in rows, or one of ``num_nodes`` nodes."""
-    if data is not None and num_nodes is None:
-        return with_csr_features(data)
-    if data is not None or num_nodes is None:
-        raise ValueError("expected either 'data' or 'num_nodes'")
-    width = getattr(net, "in_channels", None)
-    if not isinstance(width, int) or width < 1:
-        raise ValueError(
-            f"{type(net).__name__} doesn't say how wide 'x' is (in_channels is {width!r}): give "
-            "'data' instead of 'num_nodes'"
-        )
-    none = torch.empty(2, 0, dtype=torch.int64)
-    return Data(x=torch.empty(1, width).expand(num_nodes, width), edge_index=none)
 
 
 def copy_with_noise(net: Module, emptied: dict[str, Any], computed: Collection[str] = ()) -> Module:

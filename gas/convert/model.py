@@ -15,7 +15,9 @@ from torch_geometric.nn.inits import reset
 
 from gas.convert.arguments import LayerAlone
 from gas.convert.check import Conversion
-from gas.convert.followed import Followed, find_followed
+from gas.convert.failures import new_error
+from gas.convert.followed import Followed, FollowedHooks, find_followed
+from gas.convert.inputs import has_weights
 from gas.convert.known import walk_back
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
@@ -60,6 +62,10 @@ class Converted(ScalableGNN):
         options: dict[str, Any],
         conversion: Conversion,
     ) -> None:
+        added = (getattr(make, "keywords", {}).get("target") for make in conversion.added.values())
+        named = [node.target for node in graph.nodes if node.op == "call_module"]
+        hooks = FollowedHooks(conversion.net, [*named, *filter(None, added)])
+        hooks.follow()
         super().__init__(num_nodes, list(widths), len(widths) + 1, **options)
         self._name = type(conversion.net).__name__
         self._is_layer = isinstance(conversion.net, LayerAlone)
@@ -82,13 +88,21 @@ class Converted(ScalableGNN):
         self._returns_rows = conversion.outputs.is_single
         self._takes_fused = True  # LayerScope converts the adjacency for each layer.
         _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
+        self._keywords = {*self._inputs, "edge_weight"} - {"x", TRAINING}
         self._drawing = list(drawing)
         self._conversion: Conversion | None = conversion
         unknown = {*conversion.inputs.keeps, *conversion.emptied}  # What calls set is theirs.
         self._known = (*self._inputs, *conversion.inputs.made)
+        inputs, lacked = conversion.inputs, ("edge_weight", "edge_attr")
+        self._lacked = {
+            name for name in inputs.find_new(lacked if inputs.graph else inputs.defaults)
+            if getattr(conversion.net, f"supports_{name}", True)  # Of PyG's BasicGNN.
+            and name not in inputs.made
+        }  # fmt: skip
         transform = conversion.transform
         self._mark = transform.needed_mark if isinstance(transform, Preparation) else ""
-        self._followed = find_followed(conversion.net, made, unknown, conversion.computed)
+        followed = find_followed(conversion.net, made, unknown, conversion.computed)
+        self._followed = [hooks, *followed]
 
     def train(self, mode: bool = True) -> Converted:
         """Set training or evaluation mode, in layers as the module's own ``train`` does."""
@@ -101,7 +115,11 @@ class Converted(ScalableGNN):
 
     def _apply(self, fn: Any, *args: Any) -> Converted:
         self._outputs = self._outputs.apply(fn)
-        return super()._apply(fn, *args)
+        super()._apply(fn, *args)
+        if self._conversion is not None:  # The module's own buffers are shared, as parameters are.
+            own = self._conversion.net._buffers
+            own.update({key: self.net._buffers[key] for key in own})
+        return self
 
     @property
     def _checkpoint_module(self) -> Module:
@@ -122,6 +140,7 @@ class Converted(ScalableGNN):
         """
         if (conversion := self._find_conversion()) is not None:
             conversion.check_on(data)
+            self._lacked -= {*data.keys(), *(["edge_weight"] if "adj_t" in data else [])}
 
     def run_module(self, graph: Data) -> Tensor | None:
         """Run the original module on a whole graph.
@@ -166,6 +185,9 @@ class Converted(ScalableGNN):
         check_unprepared(known, self._known)
         if self._mark and self._mark not in known and "views" not in known:
             raise ValueError(UNPREPARED)
+        for name in self._lacked:
+            if name in known or (name == "edge_weight" and _is_weighted(known.get("adj_t"))):
+                raise new_error(self._name, name)
         names = {*self._inputs, *([] if "adj_t" in known else ["edge_weight"])} - {"x"}
         return {name: data[name] for name in names if name in known}
 
@@ -206,6 +228,13 @@ class Converted(ScalableGNN):
             history = self.histories[position]
             return self.push_and_pull(history, h, batch_size, *where, rows=rows)
 
+        if unknown := kwargs.keys() - self._keywords:
+            names = sorted(n for n in self._keywords if not n.startswith(PREPARED))
+            raise ValueError(
+                f"{min(unknown)!r} is given, which the model doesn't take: it takes "
+                f"{', '.join(names)}, and has the values of other parameters that it was converted "
+                "with"
+            )
         scope = LayerScope(adj_t, kwargs.get("edge_weight"), batch_size, push_and_pull)
         return self._net_of(scope)(scope, *self._input_values(x, kwargs))
 
@@ -304,6 +333,12 @@ class Converted(ScalableGNN):
         histories = "1 history" if number == 1 else f"{number} histories"
         head = f"{self._name}: {histories} of {self.num_nodes} nodes{after}"
         return "\n  ".join([head, *self._drawing])
+
+
+def _is_weighted(adj_t: Any) -> bool:
+    """Return whether a matrix of a mini-batch, if there is one, has weights."""
+    waits = isinstance(adj_t, Tensor) and adj_t.is_cuda  # The host would, for the device.
+    return adj_t is not None and not waits and has_weights(adj_t)
 
 
 def _find_unlike(net: Module, mode: bool) -> list[str]:

@@ -90,8 +90,8 @@ class Preparation(BaseTransform):
 
     @property
     def needed_mark(self) -> str:
-        """Return the mark that tells made weights from those before; "" for a list without any."""
-        return self._mark if self._before and WEIGHT in self.made else ""
+        """Return the mark that tells made weights from those before; "" if none are made."""
+        return self._mark if WEIGHT in self.made else ""
 
     @torch.no_grad()
     def forward(self, data: Data) -> Data:

@@ -15,14 +15,10 @@ from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.arguments import node_table_error, wrap_global, wrap_layer
+from gas.convert.arguments import make_graph, node_table_error, wrap_global, wrap_layer
 from gas.convert.conversion import Choices, convert_module
 from gas.convert.edge_layers import UNROLLED, DirectionError, InexactLayerError, find_dubious
-from gas.convert.inputs import (
-    Inputs,
-    find_inputs,
-    make_graph,
-)
+from gas.convert.inputs import Inputs, find_inputs
 from gas.convert.kept import find_filled
 from gas.convert.lists_and_tables import wrap_lists
 from gas.convert.model import Converted

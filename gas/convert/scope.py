@@ -14,7 +14,7 @@ from torch.fx import Proxy
 from gas.convert.inputs import like_tuple
 from gas.graph import Adjacency, features, layout_of
 from gas.history import Rows, first_rows
-from gas.nn import check_weights
+from gas.nn import add_weight, check_weights
 from gas.nn import dropout as drop
 
 # Forms of calling a layer.
@@ -48,6 +48,8 @@ class LayerScope:
         self.given = adj_t, edge_weight
         # One layout for all layers.
         self.adj_t = adj_t if self.is_edge_index else Adjacency.of(adj_t)
+        if edge_weight is not None and not self.is_edge_index:  # In place of its own.
+            self.adj_t = add_weight(self.adj_t.with_value(None), edge_weight)
         self.edge_weight = edge_weight if self.is_edge_index else self.adj_t.value
         self.batch_size = batch_size
         self.push_and_pull = push_and_pull

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, SHARD, SHARDS
+from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, PREPARED, SHARD, SHARDS
 from gas.graph.balance import find_classes
 from gas.graph.edges import Edges, check_edge_rows, read_graph, with_edge_index
 from gas.graph.features import check_data_features, with_csr_features, with_sparse_features
@@ -248,13 +248,14 @@ def _prepare(data: Data, model: Any) -> Data:
     is_as_it_is = getattr(model, "transform", model) is None
     listed = data if is_as_it_is else with_edge_index(data)
     prepared = model.prepare(listed)
-    weight = prepared.get("edge_weight")
-    if weight is not None and not bool(torch.isfinite(weight).all()):
-        raise ValueError(
-            "'edge_weight' is NaN or infinite after the normalisation of 'model', although it was "
-            "finite: weights of the edges into a node sum up to less than 0; give weights of at "
-            "least 0, or build the layers with normalize=False"
-        )
+    for key, value in prepared.to_dict().items():
+        is_made = key == "edge_weight" or key.startswith(PREPARED)
+        if is_made and isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
+            raise ValueError(
+                f"{key!r} is NaN or infinite after the normalisation of 'model', although weights "
+                "were finite: those of the edges into a node sum up to less than 0; give weights "
+                "of at least 0, or build the layers with normalize=False"
+            )
     if hasattr(model, "check_on_sample"):
         model.check_on_sample(data)
     return data if prepared is listed else prepared

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
+from gas.graph.attributes import find_mark
 from gas.graph.edges import check_ids, expand_ranges, read_graph, to_csr, with_edge_index
 from gas.native import coo_to_csr
 
@@ -66,6 +67,11 @@ def remove_links(data: Data, edge_label_index: Tensor | None = None) -> Data:
     Raises:
         ValueError: If the pairs aren't of the graph's nodes, or no edge is left.
     """
+    if find_mark(data) is not None:
+        raise ValueError(
+            "'data' was prepared for a converted model, by the degrees of all edges: remove links "
+            "of the graph as it was before"
+        )
     out = copy.copy(with_edge_index(data))
     edges = read_graph(out)
     if edge_label_index is not None:

@@ -330,8 +330,7 @@ def _check_disjoint(rowptr: Tensor, col: Tensor, pairs: Tensor) -> None:
     shared = int((are_linked(rowptr, col, pairs) & (pairs[0] != pairs[1])).sum())
     if shared:
         raise ValueError(
-            f"{shared} of {pairs.size(1)} pairs of '{PAIRS}' are edges of the graph, along which "
-            "messages would tell the answer: take them out before gas.cluster, "
-            "gas.graph.remove_links(data), or split data.coalesce(), which has each edge once, by "
-            "RandomLinkSplit(disjoint_train_ratio=0.3)"
+            f"{shared} of {pairs.size(1)} pairs of '{PAIRS}', or their reverses, are edges of the "
+            "graph, along which messages would tell the answer: take them out before gas.cluster, "
+            "gas.graph.remove_links(data)"
         )

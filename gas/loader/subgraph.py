@@ -129,6 +129,11 @@ class SubgraphLoader(BatchCutter, DataLoader):
     ) -> None:
         given = open_if_path(data)
         check_is_graph(given)
+        if "views" in given:
+            raise ValueError(
+                "'data' has an attribute 'views', the name of an augmentation's views in "
+                "mini-batches: rename it"
+            )
         asked, has_ptr = batch_size, ptr is not None
         batch_size = choose_batch_size(given, asked, has_ptr, kwargs)
         original = _find_original(kwargs)

@@ -2,7 +2,7 @@
 
 from gas.graph import Adjacency
 from gas.nn.attention import GATConv, GATv2Conv, check_dropout, gat_attention, gatv2_attention
-from gas.nn.conv import FusedConv, apply_rowwise
+from gas.nn.conv import FusedConv, add_weight, apply_rowwise
 from gas.nn.dropout import BATCH_NORMS, Dropout, dropout, relu_dropout
 from gas.nn.edge_conv import EdgeConv, edge_conv
 from gas.nn.fuse import deep_copy, fuse, twin
@@ -30,6 +30,7 @@ from gas.nn.sum_convs import (
 from gas.nn.weights import Neighbours, check_weights
 
 __all__ = [
+    "add_weight",
     "Adjacency",
     "BATCH_NORMS",
     "BY_TIME",

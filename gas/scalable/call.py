@@ -468,7 +468,7 @@ def _fail(call: Call, error: BaseException) -> None:
     call.close()
     if call.ranks is not None:
         call.ranks.fail()
-    if (explained := explain(error, call.x, call.adj_t)) is not None:
+    if (explained := explain(error, call.x, call.adj_t, *call.batch_args[:2])) is not None:
         raise explained from error
 
 

@@ -24,6 +24,7 @@ POSITIONAL = frozenset(
     ("self", "x", "adj_t", "edge_index", "batch_size", "n_id", "offset", "count", "layer", "state")
 )
 # Matches PyTorch's errors about operations that torch.sparse_csr doesn't support.
+MISMATCH = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 SPARSE = re.compile(r"sparse|layout|strides", re.IGNORECASE)
 
 
@@ -176,11 +177,22 @@ def collect_kwargs(function: Callable[..., Tensor], data: Data) -> dict[str, Any
     return kwargs
 
 
-def explain(error: BaseException, x: Any, adj_t: Any) -> RuntimeError | None:
-    """Return an error with the cure if PyTorch's is about sparse matrices, or else ``None``."""
+def explain(
+    error: BaseException, x: Any, adj_t: Any, batch_size: int | None = None, n_id: Any = None
+) -> RuntimeError | None:
+    """Return an error with the cure if PyTorch's is about sparse matrices or rows of the halo."""
     if not isinstance(error, RuntimeError):
         return None
     text = str(error)
+    if n_id is not None and MISMATCH.findall(text) in (
+        [(str(batch_size), str(n_id.numel()))], [(str(n_id.numel()), str(batch_size))],
+    ):  # fmt: skip
+        return RuntimeError(
+            f"forward combines rows of the batch's {batch_size} nodes with rows of all "
+            f"{n_id.numel()}, halo included ({error}): 'adj_t' has a row for each node of the "
+            "batch alone, so that layers with a root term, such as SAGEConv, take "
+            "conv((x, x[:batch_size]), adj_t); or load with bipartite=False"
+        )
     is_csr = isinstance(adj_t, Tensor) and adj_t.layout == torch.sparse_csr
     if is_csr and "scalar type" in text and not re.search("half|bfloat16", text, re.IGNORECASE):
         return RuntimeError(

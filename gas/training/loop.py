@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph import drop_edges_and_rows, is_row_per_edge
+from gas.graph import PREPARED, drop_edges_and_rows, is_row_per_edge
 from gas.loader import (
     PartSampler,
     SubData,
@@ -412,9 +412,11 @@ class Objective:
             loss = weighted = self.view_loss(*outs, y, index)
         else:
             loss = weighted = self.loss_fn(outs[0][index], y[index])
-        if loss.numel() != 1:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            is_tensor = isinstance(loss, Tensor)
+            found = f"has shape {list(loss.shape)}" if is_tensor else f"is {loss!r}"
             raise ValueError(
-                f"the loss has shape {list(loss.shape)}, expected one number, the mean: such as "
+                f"the loss {found}, expected one number, the mean: such as "
                 "torch.nn.CrossEntropyLoss(reduction='mean')"
             )
         return count, loss.detach(), weighted + getattr(self.model, "reg_loss", 0.0)
@@ -434,6 +436,14 @@ class Objective:
         x, adj_t, kwargs = model.inputs_of(batch.data)
         if edge_dropout > 0:
             rows = {key: value for key, value in kwargs.items() if is_row_per_edge(batch.data, key)}
+            for key, value in rows.items():
+                if key.startswith(PREPARED) and value.is_floating_point():
+                    raise ValueError(
+                        f"'edge_dropout' is {edge_dropout}, but some layers take other weights of "
+                        f"edges than 'edge_weight', {key!r}, which it doesn't scale: drop edges in "
+                        "the module, by torch_geometric.utils.dropout_edge(edge_index, p, "
+                        "training=self.training)"
+                    )
             adj_t, rows = drop_edges_and_rows(adj_t, rows, edge_dropout)
             kwargs = {**kwargs, **rows}
         if self.full_batch:

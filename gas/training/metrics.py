@@ -116,6 +116,12 @@ def loss_of(out: Tensor, y: Tensor) -> Tensor:
                 "labels [n, C], or classes [n], data.y = data.y.view(-1)"
             )
         return F.binary_cross_entropy_with_logits(out, y.to(out.dtype))
+    if out.dim() == 1:
+        raise ValueError(
+            f"'y' holds classes, but outputs have shape {list(out.shape)}, expected one for each "
+            "class, [n, C]: of two classes, out.view(-1, 1) and labels, "
+            "data.y = data.y.float().view(-1, 1)"
+        )
     try:
         return F.cross_entropy(out, y.long())
     except IndexError as error:

@@ -402,3 +402,32 @@ def test_a_forward_that_is_set_on_a_part_is_refused():
     net.sage.forward = net.conv.forward
     with pytest.raises(ValueError, match="'sage.forward' of the module is .* and was None"):
         model.predict(graph, log=False)
+
+
+class Parts(nn.Module):
+    """A part that is called as a whole only by the module itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Net()
+
+    def forward(self, x, edge_index):
+        return self.inner(x, edge_index)
+
+
+@pytest.mark.parametrize("part", ["", "inner"])
+def test_hooks_that_the_model_would_not_call_are_refused_also_later(part):
+    net, data = Parts().eval(), random_graph()
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    before = model.predict(graph, log=False)
+    handle = net.get_submodule(part).register_forward_hook(lambda *_: None)
+    with pytest.raises(ValueError, match="has hooks, which the model wouldn't call"):
+        model.predict(graph, log=False)
+    with pytest.raises(ValueError, match="has hooks, which the model wouldn't call"):
+        gas.to_scalable(net, data)
+    handle.remove()
+    seen = []
+    net.inner.sage.register_forward_hook(lambda *_: seen.append(1))
+    torch.testing.assert_close(model.predict(graph, log=False), before)
+    assert seen

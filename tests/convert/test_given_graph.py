@@ -3,6 +3,7 @@
 import copy
 import sys
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -360,3 +361,119 @@ def test_attributes_that_change_nothing_may_be_new(net):
     data.z = torch.rand(3)
     graph = gas.cluster(data, 4, model=model, log=False)
     assert gas.verify(model, graph)
+
+
+@pytest.mark.parametrize("layout", ["fused", "csr", "edge_index"])
+def test_weights_of_a_batch_that_the_model_was_converted_without(layout):
+    data, weighted = random_graph(), random_graph()
+    weighted.edge_weight = torch.rand(data.num_edges) + 0.1
+    loader = gas.SubgraphLoader(gas.cluster(weighted, 4, log=False), layout=layout, log=False)
+    model = gas.to_scalable(Reading(), data)
+    with pytest.raises(ValueError, match="'data' has 'edge_weight', which Reading takes, but the"):
+        model(next(iter(loader)))
+    sage = gas.to_scalable(pyg.GraphSAGE(5, 8, 1, 3), data)  # Says that it takes none.
+    sage(next(iter(gas.SubgraphLoader(loader.data, layout="fused", log=False))))
+    with pytest.raises(ValueError, match="'edge_weight', which GraphConv takes"):
+        gas.to_scalable(pyg.GraphConv(5, 3), data)(next(iter(loader)))
+
+
+@pytest.mark.parametrize(
+    "layer", [pyg.GCNConv, partial(pyg.TAGConv, K=2), partial(pyg.GCNConv, improved=True)]
+)
+def test_weights_that_were_not_prepared_are_refused(layer):
+    data = random_graph()
+    data.edge_weight = torch.rand(data.num_edges) + 0.1
+    net = pyg.Sequential("x, edge_index", [(layer(5, 3), "x, edge_index -> x")])
+    model = gas.to_scalable(net, data)
+    for graph in (data, T.GCNNorm()(copy.copy(data))):
+        with pytest.raises(ValueError, match="the graph lacks what this model's layers compute"):
+            model.predict(gas.cluster(graph, 4, log=False))
+
+
+class Tutorial(torch.nn.Module):
+    """A module that takes a graph with a list of edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = pyg.GCNConv(5, 8), pyg.GATConv(8, 3)
+
+    def forward(self, data):
+        return self.second(self.first(data.x, data.edge_index).relu(), data.edge_index)
+
+
+class OfEdges(Tutorial):
+    def forward(self, x, edge_index):
+        return self.second(self.first(x, edge_index).relu(), edge_index)
+
+
+class OfRows(Tutorial):
+    def forward(self, x, adj_t):
+        return self.second(self.first(x, adj_t).relu(), adj_t)
+
+
+@pytest.mark.parametrize("of_folder", [False, True])
+@pytest.mark.parametrize("kind", [Tutorial, OfEdges])
+def test_the_rows_of_a_folder_are_a_list_to_modules_that_take_one(tmp_path, kind, of_folder):
+    data = random_graph()
+    loops = torch.arange(0, 60, 3).repeat(2)  # Two of each, which a matrix would add up.
+    data.edge_index = torch.cat([data.edge_index, data.edge_index[:, :9], loops.tile(2, 1)], dim=1)
+    net = kind().eval()
+    out = net(data) if kind is Tutorial else net(data.x, data.edge_index)
+    gas.cluster(data, 1, out=tmp_path / "one", log=False)
+    one = gas.open_graph(tmp_path / "one")
+    model = gas.to_scalable(net, one if of_folder else data)
+    graph = gas.cluster(one, 4, model=model, log=False)
+    torch.testing.assert_close(model.predict(graph), out, atol=1e-5, rtol=1e-5)
+    gas.cluster(one, 4, model=model, out=tmp_path / "four", log=False)
+    found = model.predict(gas.open_graph(tmp_path / "four"))
+    torch.testing.assert_close(found, out, atol=1e-5, rtol=1e-5)
+
+
+def test_the_rows_of_a_folder_are_a_matrix_to_modules_that_take_one(tmp_path):
+    data = matrix_graph()
+    net = OfRows().eval()
+    gas.cluster(data, 1, out=tmp_path / "one", log=False)
+    one = gas.open_graph(tmp_path / "one")
+    model = gas.to_scalable(net, one)
+    graph = gas.cluster(one, 4, model=model, log=False)
+    torch.testing.assert_close(model.predict(graph), net(data.x, data.adj_t), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["fused", "csr", "edge_index"])
+def test_keywords_of_a_call(layout):
+    data = random_graph()
+    data.edge_weight = torch.rand(data.num_edges) + 0.1
+    model = gas.to_scalable(Reading(), data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    batch = next(iter(gas.SubgraphLoader(graph, batch_size=2, layout=layout, log=False)))
+    weight = graph.edge_weight[batch.data.e_id]
+    torch.testing.assert_close(model(batch, edge_weight=weight), model(batch))
+    graph.edge_weight = 3 * graph.edge_weight
+    other = next(iter(gas.SubgraphLoader(graph, batch_size=2, layout=layout, log=False)))
+    torch.testing.assert_close(model(batch, edge_weight=3 * weight), model(other))
+    if layout != "edge_index":
+        with pytest.raises(ValueError, match="'edge_weight' has shape .*, expected"):
+            model(batch, edge_weight=weight[1:])
+    with pytest.raises(ValueError, match="'scale' is given, which the model doesn't take"):
+        model(batch, scale=2.0)
+
+
+class Buffered(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.SAGEConv(5, 3)
+        self.register_buffer("scale", torch.rand(3))
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index) * self.scale
+
+
+def test_buffers_of_the_module_have_the_type_of_the_model():
+    data, net = random_graph(), Buffered().eval()
+    model = gas.to_scalable(net, data).double()
+    assert net.scale.dtype == model.net.scale.dtype == torch.double
+    data.x = data.x.double()
+    graph = gas.cluster(data, 4, model=model, log=False)
+    torch.testing.assert_close(model.predict(graph), net(data.x, data.edge_index))
+    net.scale.fill_(2.0)
+    torch.testing.assert_close(model.predict(graph), net(data.x, data.edge_index))

@@ -247,6 +247,7 @@ CASES = {
     "load, a truncated file": truncated,
     "load, a missing file": missing,
     "load, a disk with errors": unreadable,
+    "load, an order of three numbers": lambda t: changed(t, node_order=[1, 2, 3]),
     "load, no files": lambda t: changed(t, files=None),
     "load, a file that isn't named": lambda t: changed(t, files={}),
     "load, a name outside": lambda t: changed(t, files={"../model.safetensors": {}}),

@@ -313,6 +313,12 @@ def with_loops():
     )
 
 
+def unprepared_parts():
+    model = gas.to_scalable(pyg.GCN(2, 2, 2), ring())
+    batch, *args = next(iter(load()))
+    model(batch.x, batch.adj_t, *args)
+
+
 def by_signs(net, x, edge_index, edge_weight):
     dst, size = edge_index[1], {"dim": 0, "dim_size": x.size(0)}
     first = scatter(edge_weight.abs(), dst, **size)
@@ -936,6 +942,13 @@ CASES = {
     "a graph with weights that the model was converted without": lambda t: gas.cluster(
         ring(edge_weight=torch.arange(8.0)), 2, model=gas.to_scalable(pyg.GCN(2, 2, 2), ring())
     ),
+    "weights that the model was converted without, in a batch": lambda t: gas.to_scalable(
+        pyg.GraphConv(2, 2), ring()
+    )(next(iter(load(ring(edge_weight=torch.arange(8.0)))))),
+    "a call with the parts of a batch that isn't prepared": lambda t: unprepared_parts(),
+    "a keyword that no forward takes": lambda t: with_loops()(
+        next(iter(load(with_loops().prepare(ring())))), scale=2.0
+    ),
     "weights that small graphs don't have": lambda t: convert(
         by_signs, "x, edge_index, edge_weight", data=ring(edge_weight=-torch.ones(8))
     ).prepare(ring(edge_weight=-torch.ones(8))),
@@ -1003,6 +1016,10 @@ CASES = {
     ),
     "a dictionary": lambda t: convert(
         lambda net, x, edge_index: net.conv(net.named(x)["x"], edge_index), named=Named()
+    ),
+    "pairs of nodes to predict": lambda t: gas.to_scalable(
+        net_of(lambda net, x, e, p: net.conv(x, e)[p[0]], "x, edge_index, edge_label_index"),
+        ring(edge_label_index=torch.tensor([[0], [2]])),
     ),
     "a word of mini-batches": lambda t: convert(
         lambda net, x, edge_index, n_id: net.conv(x, edge_index),

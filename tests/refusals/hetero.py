@@ -89,6 +89,15 @@ def call(change=None, **options):
     make(**options).eval()(batch)
 
 
+def weights_later():
+    class Weighted(Net):
+        def forward(self, x_dict, edge_index_dict, edge_weight_dict=None):
+            return super().forward(x_dict, edge_index_dict)
+
+    data = cut(typed(lambda data: data[CITES].update({"edge_weight": torch.ones(8)})))
+    gas.to_scalable(Weighted(), typed())(next(iter(load(data))))
+
+
 def later(instead):
     """Return a module that does something else after it was converted."""
     model = make()
@@ -217,6 +226,7 @@ CASES = {
     "model, a graph of one type": lambda t: make()(Data()),
     "model, no mini-batch": lambda t: make()(typed()),
     "model, a batch of another graph": lambda t: call(lambda b: setattr(b["p"], "n_id", LARGER[0])),
+    "model, weights that the module was converted without": lambda t: weights_later(),
     "model, a batch without features": lambda t: call(lambda b: b["p"].pop("x")),
     "model, a layer more": lambda t: later(
         instead=lambda net, x, edges: {

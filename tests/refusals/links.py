@@ -2,8 +2,10 @@
 
 import torch
 from torch_geometric.data import HeteroData
+from torch_geometric.nn import GCN
 from torch_geometric.sampler import NegativeSampling
 
+import gas
 from gas.graph import remove_links
 from gas.loader import LinkLoader
 from gas.training import link_loss, rank_links
@@ -42,6 +44,9 @@ CASES = {
     ),
     "LinkLoader, a pool of some sort": lambda t: links(neg_pool="parts"),
     "LinkLoader, a state of other pairs": of_other_pairs,
+    "remove_links, a prepared graph": lambda t: remove_links(
+        gas.to_scalable(GCN(2, 2, 2), ring()).prepare(ring()), PAIR
+    ),
     "remove_links, every edge": lambda t: remove_links(ring(), ring().edge_index),
     "link_loss, a batch of no pairs": lambda t: link_loss(ROWS, next(iter(load()))),
     "LinkLoader, a state of other draws": lambda t: links().load_state_dict(

@@ -71,6 +71,7 @@ def told(loss):
 
 NO_LABELS = torch.zeros(4, dtype=torch.bool)
 CASES = {
+    "SubgraphLoader, an attribute 'views'": lambda t: load(ring(views=torch.ones(4))),
     "SubgraphLoader, an unknown name": lambda t: load(shuffled=True),
     "batch.to, no CUDA": lambda t: without_cuda(
         t, "gas.loader.batch.apply", lambda: next(iter(load())).to("cuda")

@@ -366,6 +366,7 @@ CASES = {
     "ScalableGNN, a width too many": lambda t: Model(hidden_channels=[2, 2]),
     "ScalableGNN, two batches ahead": lambda t: Model(prefetch=2),
     "for_graph, no nodes": lambda t: Model().for_graph(0),
+    "call, rows of the batch and of its halo": lambda t: layer(pyg.SAGEConv(2, 2), "csr"),
     "call, batch_size without n_id": lambda t: call(n_id=None),
     "call, batch_size above n_id": lambda t: call(batch_size=9),
     "call, fill on a mini-batch": lambda t: call(fill=True),

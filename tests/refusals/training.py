@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 from torch_geometric.data import HeteroData
-from torch_geometric.nn import GCN, HeteroConv, SAGEConv
+from torch_geometric.nn import GCN, GCNConv, HeteroConv, SAGEConv
 
 import gas
 from gas import models
@@ -68,6 +68,20 @@ def train(loader=None, model=None, **options):
     model = gcn() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     return train_epoch(model, load() if loader is None else loader, optimizer, **options)
+
+
+def with_other_weights():
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gcn, self.sage = GCNConv(2, 2), SAGEConv(2, 2)
+
+        def forward(self, x, edge_index):
+            return self.gcn(x, edge_index) + self.sage(x, edge_index)
+
+    model = gas.to_scalable(Both(), ring())
+    graph = gas.cluster(ring(), 2, model=model, method="random", log=False)
+    train(load(graph), model, edge_dropout=0.5)
 
 
 def cut(**changes):
@@ -332,6 +346,7 @@ CASES = {
     "score, classes instead of outputs": lambda t: score("accuracy", torch.ones(4), torch.ones(4)),
     "score, roc_auc of class 2": lambda t: score("roc_auc", torch.ones(4), torch.full((4,), 2.0)),
     "train_epoch, no labels": lambda t: train(load(ring(y=None))),
+    "loss_of, classes and one output a node": lambda t: loss_of(torch.ones(4), ring().y),
     "loss_of, classes as real numbers": lambda t: loss_of(torch.ones(4, 3), torch.ones(4)),
     "loss_of, classes in a column": lambda t: loss_of(torch.ones(4, 3), torch.ones(4, 1).long()),
     "Experiment, no labels": lambda t: experiment(ring(y=None)),
@@ -342,6 +357,8 @@ CASES = {
     "train_epoch, a loss that broadcasts": lambda t: train(
         load(ring(y=torch.ones(4))), gcn(out_channels=1), loss_fn=torch.nn.MSELoss()
     ),
+    "train_epoch, a loss that isn't returned": lambda t: train(loss_fn=lambda out, y: None),
+    "train_epoch, dropped edges of other weights": lambda t: with_other_weights(),
     "train_epoch, a loss by node": lambda t: train(
         loss_fn=torch.nn.CrossEntropyLoss(reduction="none")
     ),

@@ -244,5 +244,8 @@ def test_a_checkpoint_brings_the_order_of_its_rows(tmp_path):
     model.refresh(first, log=False)
     gas.save(tmp_path, model)
     model.refresh(second, log=False)
-    gas.load(tmp_path, model)
-    model(next(iter(gas.SubgraphLoader(first, log=False))))
+    for loaded in (model, SAGE(60, 5, 3)):
+        gas.load(tmp_path, loaded)
+        with pytest.raises(ValueError, match="another clustering than those before"):
+            loaded(next(iter(gas.SubgraphLoader(second, log=False))))
+        loaded(next(iter(gas.SubgraphLoader(first, log=False))))

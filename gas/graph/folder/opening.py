@@ -95,6 +95,7 @@ def open_folder(folder: str | Path, check: bool = True) -> Data:
         data[key] = value
     weight = parts[WEIGHT] if WEIGHT in parts else implicit_ones(said.num_edges)
     data.adj_t = sparse_csr(parts[ROWPTR], parts[COL], weight, said.num_nodes)
+    setattr(data.adj_t, MAPPED, True)
     data.num_nodes = said.num_nodes
     return data
 

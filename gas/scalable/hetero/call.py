@@ -42,7 +42,7 @@ from gas.scalable.hetero.layers import (
     Visitor,
     mean_rows,
 )
-from gas.scalable.hetero.plan import Plan
+from gas.scalable.hetero.plan import Plan, find_lacked
 
 IDS = "n_id", "offset", "count"
 
@@ -80,6 +80,7 @@ class PlannedModel(HistoryModel):
         self.net = net
         self.training = net.training
         self.plan, self.num_nodes, self.is_narrow = plan, num_nodes, is_narrow
+        self._lacked = find_lacked(net, plan.inputs)
         self._engine = TransferEngine(check_transfers(io))
         self._options: dict[str, Any] = {"device": device, "dtype": dtype, "store": store}
         codec, made = Codec.of(dtype), dict[int, History]()

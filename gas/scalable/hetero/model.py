@@ -117,6 +117,13 @@ class HeteroModel(PlannedModel):
                 "heterogeneous graph: gas.SubgraphLoader(graph) yields some, graph = "
                 "gas.cluster(data, num_parts)"
             )
+        for name in self._lacked:
+            if any(name in store for store in batch.stores):
+                raise ValueError(
+                    f"'batch' has {name!r}, which the module takes, but it was converted with a "
+                    "graph that had none: give gas.to_scalable this graph, or leave the attribute "
+                    "out"
+                )
         for kind, size in self.num_nodes.items():
             if kind not in batch.node_types or "offset" not in batch[kind]:
                 raise ValueError(

@@ -95,6 +95,12 @@ def match_inputs(net: Module, data: HeteroData) -> dict[str, str]:
     return found
 
 
+def find_lacked(net: Module, inputs: Mapping[str, str]) -> list[str]:
+    """Return the attributes that ``forward`` takes and that the graph of the conversion lacked."""
+    names = [name for name in inspect.signature(net.forward).parameters if name not in inputs]
+    return [name.removesuffix(DICT) for name in names]
+
+
 def collect_inputs(data: HeteroData, inputs: Mapping[str, str]) -> dict[str, Any]:
     """Return the arguments of ``forward``: dictionaries by type, and attributes of the graph.
 
