@@ -282,18 +282,7 @@ def find_inputs(net: Module, data: Data) -> Inputs:
         features = features_parameter(wanted, data, edges)
         names = ["x", *names] if features else names
         refuse_ambiguous_weights(net, wanted, data)
-    if PAIRS in names and not graph:
-        raise ValueError(
-            f"{type(net).__name__}.{method} takes {PAIRS!r}, pairs of nodes, of which each "
-            "mini-batch has others: have it return the embeddings of all nodes, and score the "
-            "pairs of a gas.LinkLoader outside, by gas.training.link_loss or your own decoder"
-        )
-    for name in (*names, edges):
-        if name in RESERVED:
-            raise ValueError(
-                f"{type(net).__name__}.{method} takes {name!r}, a word that a call with a "
-                "mini-batch uses itself: rename the parameter and the attribute"
-            )
+    _check_names(f"{type(net).__name__}.{method}", [*names, edges], takes_pairs=bool(graph))
     missing = [
         name for name, default in wanted.items()
         if name not in (*names, edges, graph, features) and default is inspect.Parameter.empty
@@ -329,6 +318,22 @@ def find_inputs(net: Module, data: Data) -> Inputs:
         if isinstance(value, bool | int | float | str) and key != "num_nodes"
     }  # fmt: skip
     return replace(given, plain=plain, nested=find_dictionaries(data, [*names, edges]))
+
+
+def _check_names(function: str, names: Sequence[str], takes_pairs: bool) -> None:
+    """Refuse parameters that a call with a mini-batch has another meaning for."""
+    if PAIRS in names and not takes_pairs:
+        raise ValueError(
+            f"{function} takes {PAIRS!r}, pairs of nodes, of which each mini-batch has others: "
+            "have it return the embeddings of all nodes, and score the pairs of a gas.LinkLoader "
+            "outside, by gas.training.link_loss or your own decoder"
+        )
+    for name in names:
+        if name in RESERVED:
+            raise ValueError(
+                f"{function} takes {name!r}, a word that a call with a mini-batch uses itself: "
+                "rename the parameter and the attribute"
+            )
 
 
 def has_weights(adj_t: Any) -> bool:

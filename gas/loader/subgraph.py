@@ -129,11 +129,6 @@ class SubgraphLoader(BatchCutter, DataLoader):
     ) -> None:
         given = open_if_path(data)
         check_is_graph(given)
-        if "views" in given:
-            raise ValueError(
-                "'data' has an attribute 'views', the name of an augmentation's views in "
-                "mini-batches: rename it"
-            )
         asked, has_ptr = batch_size, ptr is not None
         batch_size = choose_batch_size(given, asked, has_ptr, kwargs)
         original = _find_original(kwargs)
@@ -143,7 +138,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
             precompute = original.feature_sums.is_on
         if layout is None:
             layout = default_layout(given.get("adj_t"), is_clustered=not has_ptr)
-        _check_options(kwargs, epoch_transform)
+        _check_options(given, kwargs, epoch_transform)
         graph, views = transform_graph(given, epoch_transform, graph_transform)
         is_transformed = epoch_transform is not None or graph_transform is not None
         source = given if is_transformed else local_graph(given)
@@ -352,8 +347,15 @@ def _find_original(options: dict[str, Any]) -> SubgraphLoader | None:
     return loader
 
 
-def _check_options(options: Mapping[str, Any], epoch_transform: EpochTransform | None) -> None:
+def _check_options(
+    data: Data, options: Mapping[str, Any], epoch_transform: EpochTransform | None
+) -> None:
     """Refuse options that ``DataLoader`` hasn't, and workers that stay, with views that change."""
+    if "views" in data:
+        raise ValueError(
+            "'data' has an attribute 'views', the name of an augmentation's views in mini-batches: "
+            "rename it"
+        )
     check_names(options, LOADER_OPTIONS, "gas.SubgraphLoader, nor of torch.utils.data.DataLoader")
     if epoch_transform is not None and options.get("persistent_workers"):
         raise ValueError(
