@@ -133,6 +133,10 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/graph/hetero.py": ["graph", "hetero/test_hetero_models.py"],
     "gas/graph/features.py": ["graph", "test_sparse_features.py"],
     "gas/native/files.py": ["native/test_files.py"],
+    "gas/scalable/arguments.py": ["models"],
+    "gas/scalable/inference.py": [
+        f"scalable/test_{name}.py" for name in ("inference", "norms", "predict")
+    ],
     "gas/scalable/distributed/exchange.py": ["distributed"],
     "gas/scalable/distributed/group.py": ["distributed"],
     "gas/native/extension.py": ["native/test_extension.py", "native/test_devices.py"],
