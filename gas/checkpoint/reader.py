@@ -64,7 +64,8 @@ class CheckpointReader:
             for key in ("objects", "state"):
                 self.values[key] = {k: from_json(v, values) for k, v in manifest[key].items()}
             order = manifest.get("node_order")  # Older checkpoints have none.
-            if order is not None and (len(order) != 2 or not all(type(n) is int for n in order)):
+            kinds = [type(each) for each in order] if isinstance(order, list) else order
+            if kinds not in (None, [int, int]):
                 raise CheckpointError(f"'node_order' is {order!r}, expected two integers")
             self.node_order = None if order is None else (order[0], order[1])
         except CheckpointError as error:

@@ -41,6 +41,7 @@ from gas.history import Rows
 from gas.loader import SubgraphLoader
 from gas.nn import FusedConv, fuse, reason_inexact, twin
 
+EDGES_OF = "edge_weight", "edge_attr"  # The attributes of edges that modules usually take.
 MOST_NODES, MOST_EDGES = 2048, 2**15  # Limits of the sample of a graph.
 
 
@@ -291,8 +292,8 @@ class Conversion:
         device = next((p.device for p in self.net.parameters()), torch.device("cpu"))
         data = self.inputs.tables(self.inputs.lists(data))
         listed = with_edge_index(data)
-        tensors = [key for key, value in listed.to_dict().items() if isinstance(value, Tensor)]
-        new = [] if find_mark(data) is not None else self.inputs.find_new(tensors)
+        dense = [k for k, v in listed.to_dict().items() if getattr(v, "layout", 0) == torch.strided]
+        new = [] if find_mark(data) is not None else self.inputs.find_new(dense)
         sample = self._sample(data, listed, new)
         if sample is None:
             return
@@ -301,8 +302,7 @@ class Conversion:
             try:
                 mine = copy_with_noise(self.net, self.emptied, self.computed)
                 sample = sample.to(device)
-                torch.default_generator.manual_seed(1)
-                expected = self.inputs.run_in_layout(mine, sample)
+                expected = self._run(mine, sample)
             except Exception:  # A module may raise anything; only the small graph is checked then.
                 return
             self._refuse_new(mine, sample, expected, new)
@@ -315,14 +315,41 @@ class Conversion:
     def _refuse_new(self, mine: Module, sample: Data, expected: Any, new: Sequence[str]) -> None:
         """Refuse attributes that would change the module's outputs, if it was given them."""
         for name in new:
-            inputs = replace(self.inputs, names=[*self.inputs.names, name])
-            torch.default_generator.manual_seed(1)
             try:
-                found = inputs.run_in_layout(mine, sample)
+                found = self._run(mine, sample, name)
             except Exception:  # A module may raise anything.
                 continue
             if not is_close(flatten(found), flatten(expected)):
                 raise new_error(type(self.net).__name__, name)
+
+    def find_lacked(self) -> set[str]:
+        """Find the attributes of edges that outputs depend on, and that the graph lacked."""
+        names = self.inputs.find_new(EDGES_OF)
+        names += [WEIGHT] * bool(self.inputs.matrix and WEIGHT not in self.inputs.names)
+        if not names:
+            return set()
+        sample, lacked = copy.copy(self.traced.graphs[0]), set()
+        with keep_generators(self.net):
+            mine = copy_with_noise(self.net, self.emptied, self.computed)
+            device = next((p.device for p in mine.parameters()), torch.device("cpu"))
+            try:
+                expected = self._run(mine, sample.to(device))
+            except Exception:  # A module may raise anything; gas.cluster tries the user's graph.
+                return set()
+            for name in names:
+                sample[name] = torch.rand(sample.num_edges, *[1] * (name != WEIGHT)) + 0.5
+                try:
+                    found = self._run(mine, sample.to(device), name)
+                    lacked |= set() if is_close(flatten(found), flatten(expected)) else {name}
+                except Exception:  # Such as for another width of edge_attr: it is read.
+                    lacked.add(name)
+        return lacked
+
+    def _run(self, mine: Module, sample: Data, *more: str) -> Any:
+        """Run a copy of the module with further attributes, with the same random numbers."""
+        inputs = replace(self.inputs, names=[*self.inputs.names, *more])
+        torch.default_generator.manual_seed(1)
+        return inputs.run_in_layout(mine, sample)
 
     def _sample(self, data: Data, listed: Data, new: Sequence[str]) -> Data | None:
         """Return a sample of a list of edges in the graph's layout; ``None`` if there is none."""

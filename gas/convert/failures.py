@@ -92,9 +92,8 @@ def _is_raised_here(error: BaseException) -> bool:
 def new_error(module: str, name: str) -> ValueError:
     """Return the error for an attribute that a module takes, and that its graph lacked before."""
     return ValueError(
-        f"'data' has {name!r}, which {module} takes, but the model was converted with a graph that "
-        "had none: give gas.to_scalable this graph, or leave the attribute out, "
-        f"del data.{name}"
+        f"'data' has {name!r}, which {module} takes, but the model was converted without: give "
+        f"gas.to_scalable this graph, or leave {name!r} out"
     )
 
 

@@ -230,43 +230,44 @@ def _describe(value: Any) -> str:
 
 
 class FollowedHooks:
-    """Hooks of modules that the model doesn't call, such as the module itself.
+    """Hooks of a module itself, which its model doesn't call.
 
-    Args:
-        net: The module.
-        called: The names of the parts that the model calls.
+    Those of its parts are shared with the model's parts, which tools may register some on.
     """
 
-    def __init__(self, net: Module, called: Collection[str]) -> None:
-        called = [f"{name}." for name in called]
-        self._modules = [
-            (name, module) for name, module in net.named_modules()
-            if not any(f"{name}.".startswith(each) for each in called)
-        ]  # fmt: skip
-        self._hooks = [getattr(module, kind) for _, module in self._modules for kind in HOOKS]
+    def __init__(self, net: Module) -> None:
+        self._net = net
+        self._hooks = [getattr(net, kind) for kind in HOOKS]
 
     def follow(self) -> None:
         """Check that there are none.
 
         Raises:
-            ValueError: If there are any, naming the module.
+            ValueError: If there are any.
         """
-        if not any(self._hooks):
-            return
-        for name, module in self._modules:
-            hooks = [hook for kind in HOOKS for hook in getattr(module, kind).values()]
-            if not all(map(_is_of_gas, hooks)):
-                what = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
-                raise ValueError(
-                    f"{what} has hooks, which the model wouldn't call, because it calls the layers "
-                    "alone: take them off, and register them on what to_scalable returns, or on "
-                    "layers"
-                )
+        if any(self._hooks):
+            check_hooks(self._net, [])
 
 
-def _is_of_gas(hook: Any) -> bool:
-    """Return whether a hook is one that refuses layers while a model runs."""
-    return str(getattr(getattr(hook, "func", hook), "__module__", "")).startswith("gas.")
+def check_hooks(net: Module, called: Collection[str]) -> None:
+    """Refuse hooks of modules that the model doesn't call, such as the module itself.
+
+    Args:
+        net: The module.
+        called: The names of the parts that the model calls.
+
+    Raises:
+        ValueError: If there are any, naming the module.
+    """
+    starts = [f"{name}." for name in called]
+    for name, module in net.named_modules():
+        hooked = any(getattr(module, kind) for kind in HOOKS)
+        if hooked and not any(f"{name}.".startswith(start) for start in starts):
+            what = f"'{name}' ({type(module).__name__})" if name else type(module).__name__
+            raise ValueError(
+                f"{what} has hooks, which the model wouldn't call, because it calls the layers "
+                "alone: take them off, and register them on what to_scalable returns, or on layers"
+            )
 
 
 def find_followed(

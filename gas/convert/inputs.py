@@ -308,7 +308,7 @@ def find_inputs(net: Module, data: Data) -> Inputs:
         given = given.takes_matrix(layout, is_weighted) if layout else given
     elif has_edges and given.reads_adj_t(data) and layout != "edge_index":
         layout = layout if layout in TRACED else "csr"
-        given = given.takes_matrix(layout, has_weights(data.adj_t))
+        given = given.takes_matrix(layout, _has_weights(data.adj_t))
     elif has_edges and edges != "edge_index" and WEIGHT in data and WEIGHT not in wanted:
         given = given.takes_matrix("csr", True)
     if not graph:
@@ -336,7 +336,7 @@ def _check_names(function: str, names: Sequence[str], takes_pairs: bool) -> None
             )
 
 
-def has_weights(adj_t: Any) -> bool:
+def _has_weights(adj_t: Any) -> bool:
     """Return whether a matrix has values, other than the ones that a tensor always has."""
     value = layout_of(adj_t, "adj_t").value(adj_t)
     return value is not None and (not isinstance(adj_t, Tensor) or bool((value != 1).any()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,12 +16,11 @@ from torch_geometric.nn.inits import reset
 from gas.convert.arguments import LayerAlone
 from gas.convert.check import Conversion
 from gas.convert.failures import new_error
-from gas.convert.followed import Followed, FollowedHooks, find_followed
-from gas.convert.inputs import has_weights
+from gas.convert.followed import Followed, FollowedHooks, check_hooks, find_followed
 from gas.convert.known import walk_back
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
-from gas.convert.preparation import Preparation, check_unprepared
+from gas.convert.preparation import Preparation, check_unprepared, is_gcn_normalised, is_weighted
 from gas.convert.rewrite import (
     drop_in_one_pass,
     dropout_rates,
@@ -30,7 +29,7 @@ from gas.convert.rewrite import (
 )
 from gas.convert.scope import LayerScope, pull, read_history
 from gas.convert.state import CONSTANT
-from gas.graph import PREPARED, Adjacency, find_original_graph
+from gas.graph import PREPARED, WEIGHT, Adjacency, find_original_graph
 from gas.history import Features, Rows, first_rows
 from gas.loader import SubData
 from gas.nn import ProjectedConv, has_hooks
@@ -38,7 +37,8 @@ from gas.scalable import ScalableGNN, adjacency, attributes, compute_dtype, pres
 
 UNPREPARED = (
     "the graph lacks what this model's layers compute of all edges: cut it by "
-    "gas.cluster(data, num_parts, model=model), or give model.prepare(data)"
+    "gas.cluster(data, num_parts, model=model), or give model.prepare(data); where batches have "
+    "views of an augmentation, load with graph_transform=model.transform"
 )
 
 
@@ -51,6 +51,10 @@ class Converted(ScalableGNN):
     _is_static = True
     _is_layer = False
     _followed: Sequence[Followed] = ()
+    _lacked: Collection[str] = ()  # Attributes of edges that are refused: see Conversion.
+    _keywords: Collection[str] | None = None  # Of a call. (Older pickles have none of these.)
+    _takes_weights = True
+    _mark, _is_gcn_norm = "", False  # Of the transform: see Preparation.
 
     def __init__(
         self,
@@ -64,8 +68,7 @@ class Converted(ScalableGNN):
     ) -> None:
         added = (getattr(make, "keywords", {}).get("target") for make in conversion.added.values())
         named = [node.target for node in graph.nodes if node.op == "call_module"]
-        hooks = FollowedHooks(conversion.net, [*named, *filter(None, added)])
-        hooks.follow()
+        check_hooks(conversion.net, [*map(str, named), *filter(None, added)])
         super().__init__(num_nodes, list(widths), len(widths) + 1, **options)
         self._name = type(conversion.net).__name__
         self._is_layer = isinstance(conversion.net, LayerAlone)
@@ -88,21 +91,20 @@ class Converted(ScalableGNN):
         self._returns_rows = conversion.outputs.is_single
         self._takes_fused = True  # LayerScope converts the adjacency for each layer.
         _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
-        self._keywords = {*self._inputs, "edge_weight"} - {"x", TRAINING}
+        self._takes_weights = WEIGHT in (*conversion.inputs.names, *conversion.inputs.made)
+        self._keywords = {*self._inputs, *([WEIGHT] * self._takes_weights)} - {"x", TRAINING}
         self._drawing = list(drawing)
         self._conversion: Conversion | None = conversion
         unknown = {*conversion.inputs.keeps, *conversion.emptied}  # What calls set is theirs.
         self._known = (*self._inputs, *conversion.inputs.made)
-        inputs, lacked = conversion.inputs, ("edge_weight", "edge_attr")
-        self._lacked = {
-            name for name in inputs.find_new(lacked if inputs.graph else inputs.defaults)
-            if getattr(conversion.net, f"supports_{name}", True)  # Of PyG's BasicGNN.
-            and name not in inputs.made
-        }  # fmt: skip
+        lacked = conversion.find_lacked()
+        self._lacked = lacked - {*conversion.inputs.made}
         transform = conversion.transform
-        self._mark = transform.needed_mark if isinstance(transform, Preparation) else ""
+        if isinstance(transform, Preparation):
+            self._mark, self._is_gcn_norm = transform.needed_mark, transform.is_gcn_norm
+            transform.refuse_weights(self._name if WEIGHT in lacked else "")
         followed = find_followed(conversion.net, made, unknown, conversion.computed)
-        self._followed = [hooks, *followed]
+        self._followed = [FollowedHooks(conversion.net), *followed]
 
     def train(self, mode: bool = True) -> Converted:
         """Set training or evaluation mode, in layers as the module's own ``train`` does."""
@@ -115,10 +117,10 @@ class Converted(ScalableGNN):
 
     def _apply(self, fn: Any, *args: Any) -> Converted:
         self._outputs = self._outputs.apply(fn)
+        own = {} if self._conversion is None else self._conversion.net._buffers
+        shared = [key for key, value in own.items() if value is self.net._buffers.get(key)]
         super()._apply(fn, *args)
-        if self._conversion is not None:  # The module's own buffers are shared, as parameters are.
-            own = self._conversion.net._buffers
-            own.update({key: self.net._buffers[key] for key in own})
+        own.update({key: self.net._buffers[key] for key in shared})  # As parameters are.
         return self
 
     @property
@@ -140,7 +142,6 @@ class Converted(ScalableGNN):
         """
         if (conversion := self._find_conversion()) is not None:
             conversion.check_on(data)
-            self._lacked -= {*data.keys(), *(["edge_weight"] if "adj_t" in data else [])}
 
     def run_module(self, graph: Data) -> Tensor | None:
         """Run the original module on a whole graph.
@@ -183,13 +184,24 @@ class Converted(ScalableGNN):
         """Return the inputs that aren't features."""
         known = attributes(data)
         check_unprepared(known, self._known)
-        if self._mark and self._mark not in known and "views" not in known:
+        if self._mark and self._mark not in known and not self._is_normalised(data):
             raise ValueError(UNPREPARED)
         for name in self._lacked:
-            if name in known or (name == "edge_weight" and _is_weighted(known.get("adj_t"))):
+            if name == WEIGHT and is_weighted(known.get("adj_t"), known.get(WEIGHT)):
                 raise new_error(self._name, name)
-        names = {*self._inputs, *([] if "adj_t" in known else ["edge_weight"])} - {"x"}
+            if name != WEIGHT and name in known:
+                raise new_error(self._name, name)
+        names = {*self._inputs, *([WEIGHT] if self._takes_weights else [])} - {"x"}
+        names -= {WEIGHT} if "adj_t" in known else set()
         return {name: data[name] for name in names if name in known}
+
+    def _is_normalised(self, data: Data) -> bool:
+        """Return whether a batch of a graph without a mark is one of ``T.GCNNorm()``'s.
+
+        Only that of a graph without weights is known, where the model needs the same.
+        """
+        weight = attributes(data).get("edge_weight")
+        return self._is_gcn_norm and is_gcn_normalised(adjacency(data), weight)
 
     def _forward_inputs(self, batch: SubData) -> tuple[Tensor | Features, Any, dict[str, Any]]:
         adj_t = adjacency(batch.data)
@@ -228,8 +240,10 @@ class Converted(ScalableGNN):
             history = self.histories[position]
             return self.push_and_pull(history, h, batch_size, *where, rows=rows)
 
-        if unknown := kwargs.keys() - self._keywords:
-            names = sorted(n for n in self._keywords if not n.startswith(PREPARED))
+        given = {name for name, value in kwargs.items() if value is not None}
+        known = given if self._keywords is None else self._keywords
+        if unknown := given - {*known}:
+            names = sorted(n for n in known if not n.startswith(PREPARED)) or ["none"]
             raise ValueError(
                 f"{min(unknown)!r} is given, which the model doesn't take: it takes "
                 f"{', '.join(names)}, and has the values of other parameters that it was converted "
@@ -333,12 +347,6 @@ class Converted(ScalableGNN):
         histories = "1 history" if number == 1 else f"{number} histories"
         head = f"{self._name}: {histories} of {self.num_nodes} nodes{after}"
         return "\n  ".join([head, *self._drawing])
-
-
-def _is_weighted(adj_t: Any) -> bool:
-    """Return whether a matrix of a mini-batch, if there is one, has weights."""
-    waits = isinstance(adj_t, Tensor) and adj_t.is_cuda  # The host would, for the device.
-    return adj_t is not None and not waits and has_weights(adj_t)
 
 
 def _find_unlike(net: Module, mode: bool) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,10 +13,11 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.data import Data
-from torch_geometric.transforms import BaseTransform
+from torch_geometric.transforms import BaseTransform, GCNNorm
 
+from gas.convert.failures import new_error
 from gas.convert.known import is_close
-from gas.graph import PREPARED, WEIGHT, find_mark, is_row_per_edge, with_edge_index
+from gas.graph import PREPARED, WEIGHT, find_mark, is_row_per_edge, layout_of, with_edge_index
 
 NODE_ID = f"{PREPARED}node_id"  # The row of each node in parameters with a row for each node.
 LAYOUTS = ("", "csr", "sparse_tensor")  # Of a module's edges: a list, or a matrix.
@@ -65,6 +68,8 @@ class Preparation(BaseTransform):
         dtype: The type of rows of nodes, if the graph has no ``x`` of real numbers.
     """
 
+    _refuses_for = ""  # The module's name, if it would read weights that its graph lacked.
+
     def __init__(
         self,
         function: GraphModule,
@@ -93,6 +98,21 @@ class Preparation(BaseTransform):
         """Return the mark that tells made weights from those before; "" if none are made."""
         return self._mark if WEIGHT in self.made else ""
 
+    @functools.cached_property
+    def is_gcn_norm(self) -> bool:
+        """Return whether it does what ``T.GCNNorm()`` does, for graphs without weights."""
+        edges = torch.tensor([[0, 1, 2, 2, 3, 1, 0], [1, 2, 0, 2, 1, 0, 1]])
+        data = Data(edge_index=edges, num_nodes=5)
+        if self._before or self.names or [*self._lists] != [WEIGHT]:
+            return False
+        mine, other = self(copy.copy(data)), GCNNorm()(data)
+        same = mine.edge_index.shape == other.edge_index.shape
+        return same and is_close(mine.edge_weight.float(), other.edge_weight)
+
+    def refuse_weights(self, module: str) -> None:
+        """Refuse graphs with weights from now on, if their name is given, for a module."""
+        self._refuses_for = module
+
     @torch.no_grad()
     def forward(self, data: Data) -> Data:
         """Return a graph with these edges and attributes; as it is if it has them.
@@ -112,7 +132,9 @@ class Preparation(BaseTransform):
                 "'data' has no edges, of which the model's layers take what is computed: set "
                 "data.edge_index"
             )
-        before = data.edge_index
+        before, weight = data.edge_index, data.get(WEIGHT)
+        if self._refuses_for and weight is not None and bool((weight != 1).any()):
+            raise new_error(self._refuses_for, WEIGHT)
         given = self._read(data)
         x = data.get("x")
         is_float = isinstance(x, Tensor) and x.is_floating_point()
@@ -197,6 +219,33 @@ class Preparation(BaseTransform):
 
     def __repr__(self) -> str:
         return f"Preparation({self._described})"
+
+
+def is_weighted(adj_t: Any, edge_weight: Tensor | None) -> bool:
+    """Return whether the edges of a mini-batch have weights other than ones.
+
+    A ``torch.sparse`` tensor on a GPU counts as without: comparing would make the host wait.
+    """
+    value = edge_weight if adj_t is None else layout_of(adj_t, "adj_t").value(adj_t)
+    if value is None or value.is_cuda:
+        return value is not None and not isinstance(adj_t, Tensor)
+    return bool((value != 1).any())
+
+
+def is_gcn_normalised(adj_t: Any, edge_weight: Tensor | None) -> bool:
+    """Return whether a batch has the weights of ``T.GCNNorm()``, of a graph without weights.
+
+    The self-loop of each node that has edges has a weight of one over their number.
+    """
+    layout = layout_of(adj_t, "adj_t")
+    value = edge_weight if layout.num_rows(adj_t) is None else layout.value(adj_t)
+    if value is None:
+        return False
+    row, col = layout.entries(adj_t)
+    row, is_loop = row.long(), row == col
+    counts = torch.bincount(row).to(value)
+    loops = torch.zeros_like(counts).index_add_(0, row[is_loop], value.detach()[is_loop])
+    return bool(torch.allclose(loops * counts, (counts > 0).to(value), rtol=1e-2, atol=1e-2))
 
 
 def read_mark(data: Data) -> tuple[str, bool] | None:

@@ -248,9 +248,16 @@ def _prepare(data: Data, model: Any) -> Data:
     is_as_it_is = getattr(model, "transform", model) is None
     listed = data if is_as_it_is else with_edge_index(data)
     prepared = model.prepare(listed)
+    given = listed.get("edge_weight")
+    is_negative = given is not None and bool((given < 0).any())
     for key, value in prepared.to_dict().items():
-        is_made = key == "edge_weight" or key.startswith(PREPARED)
-        if is_made and isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
+        if key == "edge_weight":
+            is_bad = ~torch.isfinite(value)
+        elif key.startswith(PREPARED) and is_negative:  # Layers may sort out what is infinite.
+            is_bad = torch.isnan(value)
+        else:
+            continue
+        if bool(is_bad.any()):
             raise ValueError(
                 f"{key!r} is NaN or infinite after the normalisation of 'model', although weights "
                 "were finite: those of the edges into a node sum up to less than 0; give weights "

@@ -184,7 +184,8 @@ def explain(
     if not isinstance(error, RuntimeError):
         return None
     text = str(error)
-    if n_id is not None and MISMATCH.findall(text) in (
+    is_matrix = not isinstance(adj_t, Tensor) or is_sparse(adj_t)
+    if n_id is not None and is_matrix and MISMATCH.findall(text) in (
         [(str(batch_size), str(n_id.numel()))], [(str(n_id.numel()), str(batch_size))],
     ):  # fmt: skip
         return RuntimeError(

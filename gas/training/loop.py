@@ -437,12 +437,11 @@ class Objective:
         if edge_dropout > 0:
             rows = {key: value for key, value in kwargs.items() if is_row_per_edge(batch.data, key)}
             for key, value in rows.items():
-                if key.startswith(PREPARED) and value.is_floating_point():
+                if key.startswith(PREPARED) and value.is_floating_point() and value.dim() == 1:
                     raise ValueError(
                         f"'edge_dropout' is {edge_dropout}, but some layers take other weights of "
-                        f"edges than 'edge_weight', {key!r}, which it doesn't scale: drop edges in "
-                        "the module, by torch_geometric.utils.dropout_edge(edge_index, p, "
-                        "training=self.training)"
+                        f"edges than 'edge_weight', {key!r}, which it doesn't scale: leave it out, "
+                        "or take layers that all normalise in one way"
                     )
             adj_t, rows = drop_edges_and_rows(adj_t, rows, edge_dropout)
             kwargs = {**kwargs, **rows}

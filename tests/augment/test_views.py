@@ -96,15 +96,28 @@ def test_views_are_the_augmented_graph(transform, layout, bipartite, weighted):
     assert chain.acceptance_rate > 0.05
 
 
+@pytest.mark.parametrize("layout", ["edge_index", "fused"])
+@pytest.mark.parametrize("of_pyg", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_weights_of_a_converted_model_are_those_of_each_state(weighted):
+def test_weights_of_a_converted_model_are_those_of_each_state(weighted, of_pyg, layout):
     data, ptr = make(weighted)
-    model = gas.to_scalable(GCN(data.num_features, 8, 2), data)
+    net = GCN(data.num_features, 8, 1).eval()
+    model = gas.to_scalable(net, data).eval()
     drop = DropEdge(data)
     loader = gas.SubgraphLoader(
-        data, ptr, 2, log=False, layout="edge_index", epoch_transform=drop,
-        graph_transform=model.transform,
+        data, ptr, 6, log=False, layout=layout, epoch_transform=drop,
+        graph_transform=T.GCNNorm() if of_pyg else model.transform,
     )  # fmt: skip
+    (whole,) = loader
+    if of_pyg and weighted:  # Whether they are normalised can't be known.
+        with pytest.raises(ValueError, match="load with graph_transform=model.transform"):
+            model.views(whole)
+    else:
+        outs = model.views(whole)[1:]
+        for out, previous in zip(outs, [True, False], strict=True):
+            state = drop.apply(data, previous)
+            expected = net(state.x, state.edge_index, state.get("edge_weight"))
+            torch.testing.assert_close(out, expected)
     found = [[], []]
     for batch, _, n_id, *_ in loader:
         for view, edges in zip(batch.views, found, strict=True):

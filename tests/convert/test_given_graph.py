@@ -12,7 +12,7 @@ import torch_geometric.transforms as T
 from conftest import random_graph
 from torch_geometric.data import Data
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import scatter, to_edge_index
+from torch_geometric.utils import degree, scatter, to_edge_index
 
 import gas
 from gas.convert.sample import subsample
@@ -371,10 +371,31 @@ def test_weights_of_a_batch_that_the_model_was_converted_without(layout):
     model = gas.to_scalable(Reading(), data)
     with pytest.raises(ValueError, match="'data' has 'edge_weight', which Reading takes, but the"):
         model(next(iter(loader)))
-    sage = gas.to_scalable(pyg.GraphSAGE(5, 8, 1, 3), data)  # Says that it takes none.
-    sage(next(iter(gas.SubgraphLoader(loader.data, layout="fused", log=False))))
     with pytest.raises(ValueError, match="'edge_weight', which GraphConv takes"):
         gas.to_scalable(pyg.GraphConv(5, 3), data)(next(iter(loader)))
+    sage = gas.to_scalable(pyg.GraphSAGE(5, 8, 1, 3), data)  # It takes weights, and ignores them.
+    sage(next(iter(gas.SubgraphLoader(loader.data, layout="fused", log=False))))
+    weighted.edge_weight = torch.ones(data.num_edges)
+    loader = gas.SubgraphLoader(gas.cluster(weighted, 4, log=False), layout=layout, log=False)
+    model(next(iter(loader)))
+
+
+@pytest.mark.parametrize("layout", ["fused", "csr", "edge_index"])
+@pytest.mark.parametrize("of_copy", [False, True])
+def test_weights_of_pyg_are_those_of_a_model_that_normalises_a_graph_without(layout, of_copy):
+    data = random_graph()
+    net = pyg.GCN(5, 8, 2, 3).eval()
+    model = gas.to_scalable(net, data)
+    model = copy.deepcopy(model) if of_copy else model
+    graph = gas.cluster(T.GCNNorm()(copy.copy(data)), 4, log=False)
+    out = model.predict(graph, layout=layout)
+    torch.testing.assert_close(out, net(data.x, data.edge_index), atol=1e-5, rtol=1e-5)
+    data.edge_weight = torch.rand(data.num_edges) + 0.1
+    with pytest.raises(ValueError, match="the graph lacks what this model's layers compute"):
+        model.predict(gas.cluster(T.GCNNorm()(data), 4, log=False), layout=layout)
+    for prepare in (model.prepare, lambda data: gas.cluster(data, 4, model=model, log=False)):
+        with pytest.raises(ValueError, match="'data' has 'edge_weight', which GCN takes, but"):
+            prepare(data)
 
 
 @pytest.mark.parametrize(
@@ -454,8 +475,11 @@ def test_keywords_of_a_call(layout):
     if layout != "edge_index":
         with pytest.raises(ValueError, match="'edge_weight' has shape .*, expected"):
             model(batch, edge_weight=weight[1:])
-    with pytest.raises(ValueError, match="'scale' is given, which the model doesn't take"):
-        model(batch, scale=2.0)
+    torch.testing.assert_close(model(batch, edge_attr=None), model(batch))
+    sage = gas.to_scalable(pyg.SAGEConv(5, 3), data)
+    for converted, name in ((model, "scale"), (sage, "edge_weight")):
+        with pytest.raises(ValueError, match=f"'{name}' is given, which the model doesn't take"):
+            converted(batch, **{name: weight})
 
 
 class Buffered(torch.nn.Module):
@@ -477,3 +501,32 @@ def test_buffers_of_the_module_have_the_type_of_the_model():
     torch.testing.assert_close(model.predict(graph), net(data.x, data.edge_index))
     net.scale.fill_(2.0)
     torch.testing.assert_close(model.predict(graph), net(data.x, data.edge_index))
+    net.scale = torch.full((3,), 3.0).double()
+    net.register_buffer("later", torch.ones(1))
+    model.to("cpu")
+    assert net.scale[0] == 3
+    torch.testing.assert_close(model.predict(graph), net(data.x, data.edge_index))
+
+
+class Degrees(torch.nn.Module):
+    """Divides by degrees, and handles nodes without edges."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = pyg.GraphConv(5, 3)
+
+    def forward(self, x, edge_index, edge_weight):
+        inverse = 1 / degree(edge_index[1], x.size(0))
+        inverse = torch.where(torch.isinf(inverse), 0, inverse)
+        return self.conv(x, edge_index, edge_weight * inverse[edge_index[1]])
+
+
+@pytest.mark.parametrize("net", [Degrees, lambda: Two(pyg.GCNConv(5, 8), pyg.SAGEConv(8, 3))])
+def test_what_layers_sort_out_is_prepared(net):
+    data = random_graph()
+    data.edge_index = data.edge_index[:, data.edge_index[1] > 5]
+    if net is Degrees:
+        data.edge_weight = torch.rand(data.num_edges)
+    model = gas.to_scalable(net(), data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    assert gas.verify(model, graph)

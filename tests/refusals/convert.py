@@ -313,6 +313,10 @@ def with_loops():
     )
 
 
+def of_attributes():
+    return gas.to_scalable(pyg.GATConv(2, 2, edge_dim=1), ring())
+
+
 def unprepared_parts():
     model = gas.to_scalable(pyg.GCN(2, 2, 2), ring())
     batch, *args = next(iter(load()))
@@ -939,6 +943,15 @@ CASES = {
     "a graph that is prepared for another model": lambda t: gas.to_scalable(
         pyg.GraphSAGE(2, 2, 2), ring()
     ).predict(gas.cluster(with_loops().prepare(ring()), 2, method="random", log=False), log=False),
+    "a graph with attributes of edges that the model was converted without": lambda t: gas.cluster(
+        ring(x=torch.arange(8.0).view(4, 2), edge_attr=torch.arange(8.0)[:, None]),
+        2,
+        model=of_attributes(),
+        log=False,
+    ),
+    "attributes that the model was converted without, in a batch": lambda t: of_attributes()(
+        next(iter(load(ring(edge_attr=torch.arange(8.0)[:, None]))))
+    ),
     "a graph with weights that the model was converted without": lambda t: gas.cluster(
         ring(edge_weight=torch.arange(8.0)), 2, model=gas.to_scalable(pyg.GCN(2, 2, 2), ring())
     ),

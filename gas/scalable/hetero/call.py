@@ -60,6 +60,7 @@ class PlannedModel(HistoryModel):
     See :class:`gas.scalable.hetero.HeteroModel`.
     """
 
+    _lacked: Sequence[str] = ()  # Attributes that are refused; older pickles have none.
     norms_of_halo: frozenset[str] = frozenset()
     """Names of the batch norms that get rows of the halo, such as those of encoders."""
 

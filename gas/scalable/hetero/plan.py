@@ -64,6 +64,9 @@ class Plan:
         return max((place.level for place in self.places), default=-1) + 1
 
 
+OF_BATCHES = ("batch", "batch_size", "num_nodes", "offset", "count", "ptr")  # Not of the graph.
+
+
 def match_inputs(net: Module, data: HeteroData) -> dict[str, str]:
     """Return the attribute for each parameter of ``forward``: ``x`` for ``x_dict`` or ``x``.
 
@@ -98,7 +101,8 @@ def match_inputs(net: Module, data: HeteroData) -> dict[str, str]:
 def find_lacked(net: Module, inputs: Mapping[str, str]) -> list[str]:
     """Return the attributes that ``forward`` takes and that the graph of the conversion lacked."""
     names = [name for name in inspect.signature(net.forward).parameters if name not in inputs]
-    return [name.removesuffix(DICT) for name in names]
+    keys = [name.removesuffix(DICT) for name in names if name.endswith(DICT)]
+    return [key for key in keys if key not in OF_BATCHES]
 
 
 def collect_inputs(data: HeteroData, inputs: Mapping[str, str]) -> dict[str, Any]:
