@@ -150,7 +150,7 @@ _LATE = {
 
 
 def redirect_moved_names() -> None:
-    """Make every old name importable, and those of the command, without importing anything new."""
+    """Register old names, and those of the command; what they name is imported at first use."""
     for name, new in {**_MODULES, "gas.lightning": "gas.contrib.lightning"}.items():
         module = sys.modules[name] = ModuleType(name, f"The names of ``{new}``.")
         parent, _, child = name.rpartition(".")

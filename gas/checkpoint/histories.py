@@ -113,7 +113,7 @@ def _make_content(tensors: dict[str, Any], about: dict[str, Any]) -> Callable[[B
 
 
 def _blocks(history: History, index: Tensor | None) -> Iterator[Tensor]:
-    """Yield stored rows, or all of them without ``index``, in blocks."""
+    """Yield the rows ``index`` as they are stored, or all if it is ``None``, in blocks."""
     row_bytes = max(1, history.store.columns * history.store.dtype.itemsize)
     size, step = history.num_embeddings, max(1, BLOCK // row_bytes)
     for first in range(0, size if index is None else index.numel(), step):

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 
 import gas
 from gas.cli.command import Signals
-from gas.cli.graphs import check_labels, check_splits, model_arguments, remove_edge_attributes
+from gas.cli.graphs import check_labels, check_splits, model_arguments, remove_edge_features
 from gas.cli.settings import MODELS, Settings
 from gas.datasets import check_parts
 from gas.graph import with_edge_index
@@ -80,7 +80,7 @@ class Bench:
         check_labels(data)
         check_parts(data)
         check_splits(data)
-        self.data = data = remove_edge_attributes(data)
+        self.data = data = remove_edge_features(data)
         self.settings, self.log = settings, log
         self.signals = Signals() if signals is None else signals
         self.interrupted = False  # By Ctrl-C, while epochs were measured.

@@ -128,10 +128,10 @@ def check_splits(data: Data, name: str = "data") -> None:
             )
 
 
-def remove_edge_attributes(data: Data) -> Data:
-    """Return the graph without rows of edges that no model reads: all but their ends and weights.
+def remove_edge_features(data: Data) -> Data:
+    """Return a copy of the graph without attributes of edges, except ``edge_weight``.
 
-    Self-loops, which some models add, have no such rows.
+    No model of the command reads them, and self-loops that a model adds have no values for them.
     """
     out = copy.copy(data)
     for key in keys_by_row(data, [key for key, _ in data])[1]:

@@ -116,7 +116,7 @@ def _describe(found: Mapping[str, Any]) -> str:
 
 
 def _warnings(found: Mapping[str, Any]) -> list[str]:
-    """Return what a reader must know before the figures."""
+    """Return the warnings of a report: runs that diverged, and an interrupted training."""
     failed = [
         f"Run {each['run'] + 1} diverged: {each['reason']}" for each in found.get("failed", ())
     ]

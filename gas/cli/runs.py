@@ -161,7 +161,12 @@ class SavedRun:
         return data[self.node_type]
 
     def _open_parts(self) -> Data | None:
-        """Open the parts that the run mapped from a folder; ``None`` if its graph was in memory."""
+        """Open the partitioned graph of the run, with its features mapped from disk.
+
+        Returns:
+            The graph; ``None`` if it was in memory, its features were encoded or in a store, or no
+            folder of it with several parts is left.
+        """
         features, own = self._features, self._graph["path"]
         if features["dtype"] or features["store"] or own is None or not is_graph_folder(own):
             return None

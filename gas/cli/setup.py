@@ -20,7 +20,7 @@ from gas.cli.graphs import (
     check_splits,
     model_arguments,
     open_parts,
-    remove_edge_attributes,
+    remove_edge_features,
     set_real_targets,
     training_subgraph,
 )
@@ -162,7 +162,7 @@ class Setup:
         check_labels(data)
         check_metric(self.settings.metric, data.y, self.out_channels)
         check_parts(data)
-        return remove_edge_attributes(data)
+        return remove_edge_features(data)
 
     def _prepare(self, data: Data) -> tuple[Graph, Graph]:
         """Prepare the graph for training and for evaluation."""

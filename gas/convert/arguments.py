@@ -207,7 +207,7 @@ class GraphArgument(Data):
 
     @property
     def num_nodes(self) -> Any:
-        """Return the number of nodes: of a mini-batch, those of its halo included."""
+        """Return the number of nodes, in a mini-batch with its halo."""
         if not self._counted:
             raise ValueError("the graph has no rows, such as 'x', by which its nodes are counted")
         return self[self._counted].size(0)
@@ -343,7 +343,7 @@ def node_table_error(
 
 
 def _size_of(value: Any) -> tuple[int, ...]:
-    """Return the shape of a tensor or matrix; of all else, ``()``."""
+    """Return the shape of a tensor or sparse matrix, and ``()`` for anything else."""
     if isinstance(value, type):
         return ()
     sizes = getattr(value, "sparse_sizes", None)

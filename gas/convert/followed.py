@@ -370,7 +370,7 @@ def _is_helper(value: Any) -> bool:
 
 
 def _codes(found: list[Any]) -> Iterator[tuple[CodeType, dict[str, Any]]]:
-    """Yield the code of functions and properties, and that within it, with their globals."""
+    """Yield the code of functions and properties, nested ones included, with their globals."""
     for each in found:
         function: Any = getattr(each, "fget", None) or getattr(each, "__func__", each)
         function = inspect.unwrap(function) if callable(function) else None

@@ -153,8 +153,8 @@ class Inputs:
             adj_t = make_matrix(adj_t, weight, sizes, self.layout)
         return {**out, self.matrix: adj_t}
 
-    def in_call(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the method's arguments: values of the graph, or the graph that has them."""
+    def make_kwargs(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of the method: values of a graph, or a graph of them."""
         if self.matrix and self.edges in values:
             values = self._with_matrix(values)
         if not self.graph:
@@ -177,7 +177,7 @@ class Inputs:
     ) -> Any:
         """Call the module's method, or another, with values of a graph."""
         with self.tables.select_rows(net, values):
-            return (method or getattr(net, self.method))(**self.in_call(values))
+            return (method or getattr(net, self.method))(**self.make_kwargs(values))
 
     def with_tables(self, net: Module, data: Data) -> tuple[Inputs, Data]:
         """Return the inputs of a module whose tables are read by node, and the graph with ids.
@@ -206,7 +206,7 @@ class Inputs:
             return self.call(net, values)
 
     def values(self, data: Data) -> dict[str, Any]:
-        """Return copies of the values that a small graph provides, with its edges as they are."""
+        """Return copies of :meth:`arguments`, so that the module can't change the graph."""
         return {name: copy_value(value) for name, value in self.arguments(data).items()}
 
     def to_matrix(self, data: Data, layout: str = "") -> Any:
@@ -222,7 +222,7 @@ class Inputs:
             The outputs of the module, and the inputs without attributes that it hasn't read.
         """
         values, changed = self.values(data), dict[str, Any]()
-        given = self.in_call(values)
+        given = self.make_kwargs(values)
         shown = values if self.graph or self.matrix else given
         try:
             with (

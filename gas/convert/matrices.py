@@ -165,7 +165,9 @@ def _make_coo(function: Callable[..., Any]) -> Callable[..., Any]:
     return sparse_coo_tensor
 
 
-def _make_product(function: Callable[..., Any], reduce: str) -> Callable[..., Any]:
+def _make_traceable_spmm(function: Callable[..., Any], reduce: str) -> Callable[..., Any]:
+    """Return a replacement of a ``spmm`` of torch-sparse that also takes traced matrices."""
+
     def spmm(src: Any, other: Any) -> Any:
         if not isinstance(src, TracedMatrix):
             return function(src, other)
@@ -214,6 +216,6 @@ def trace_matrices() -> Iterator[None]:
             module = sys.modules["torch_sparse.matmul"]  # The package has a function of that name.
             for reduce in PRODUCTS.values():
                 name = f"spmm_{reduce}"
-                product = _make_product(getattr(module, name), reduce)
+                product = _make_traceable_spmm(getattr(module, name), reduce)
                 stack.enter_context(mock.patch.object(module, name, product))
         yield

@@ -164,7 +164,10 @@ def choose(flag: Any, yes: Any, no: Any) -> Any:
 
 
 def draw_flag(training: Any, p: float, rest: bool = False) -> Any:
-    """Return true with a probability in training, and ``rest`` in evaluation, as it is traced."""
+    """Return ``True`` with probability ``p`` in training, and ``rest`` in evaluation.
+
+    Of a proxy for ``training`` it makes a node, which draws when the traced graph runs.
+    """
     if isinstance(training, Proxy):
         return training.tracer.create_proxy("call_function", draw_flag, (training, p, rest), {})
     return bool(torch.rand(()) < p) if training else rest

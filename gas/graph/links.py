@@ -112,7 +112,7 @@ def first_entry(
 
     Args:
         rowptr: First entry of each row, of shape ``[rows + 1]``.
-        col: Columns, which rise in each row, of shape ``[E]``.
+        col: Columns, sorted in each row, of shape ``[E]``.
         row: The rows, of shape ``[K]``, int64.
         value: The columns, of shape ``[K]``, int64.
         after: Return the first entry whose column is greater. (default: ``False``)
@@ -154,17 +154,20 @@ def entry_rows(rowptr: Tensor, entry: Tensor) -> Tensor:
 def insert_entries(
     rowptr: Tensor, col: Tensor, row: Tensor, new_col: Tensor, num_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Insert entries, after equal ones, and append empty rows.
+    """Insert entries into a CSR matrix, and append empty rows.
+
+    A new entry comes after old ones of the same row and column.
 
     Args:
         rowptr: First entry of each row, of shape ``[rows + 1]``.
-        col: Columns, which rise in each row, of shape ``[E]``.
+        col: Columns, sorted in each row, of shape ``[E]``.
         row: The row of each new entry, of shape ``[K]``, int64.
         new_col: Its column, of shape ``[K]``, int64.
         num_rows: The new number of rows.
 
     Returns:
-        ``rowptr``, ``col``, and the position of each entry in the old entries, followed by the new.
+        The new ``rowptr`` and ``col``, and where each entry comes from, of shape ``[E + K]``: below
+        ``E`` an old entry, else the new entry of that number less ``E``.
     """
     longer = torch.cat([rowptr, rowptr[-1:].expand(num_rows + 1 - rowptr.numel())])
     added, new_col, order = coo_to_csr(row.contiguous(), new_col.contiguous(), num_rows)

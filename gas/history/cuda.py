@@ -169,7 +169,10 @@ class CudaLink(HostLink):
         own: Tensor | None = None,
         copies: Copies | None = None,
     ) -> Pull:
-        """Start to read rows into a tensor on the device; arguments as in :meth:`HostLink.pull`."""
+        """Start to read rows into a tensor on the device.
+
+        The arguments are those of :meth:`HostLink.pull`; ``ahead`` has no effect.
+        """
         codec = () if dtype == self._dtype else self._codec
         out_dtype = torch.float32 if codec else self._dtype
         stream = torch.cuda.current_stream(self.device) if self.on_device else self.streams.pulls

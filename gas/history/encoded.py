@@ -301,6 +301,7 @@ def _check_reads_only(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _refuse(what: str) -> NoReturn:
+    """Raise ``TypeError``: encoded rows are read-only, and ``what`` would write to them."""
     raise TypeError(
         f"{what} can't write to encoded rows: change the values, x.dequantize() or those that were "
         "encoded, and encode them anew"

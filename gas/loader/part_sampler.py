@@ -175,8 +175,8 @@ class PartSampler(Sampler[int]):
             loss: The loss of each labelled node, in their order, of shape ``[labelled]``.
 
         Raises:
-            ValueError: If the shape is wrong; when the next epoch begins, or a checkpoint is
-                written, if a loss is negative or not finite.
+            ValueError: If ``loss`` has another shape. One that is negative or not finite is found
+                when the next epoch begins, or a checkpoint is written.
         """
         parts = self._parts(batch)
         if loss.shape != (int(self.labelled[parts].sum()),):

@@ -70,7 +70,7 @@ class CoreUsage:
         self.update()
 
     def update(self) -> None:
-        """Update ``free``, at most once in ``INTERVAL``."""
+        """Measure ``free`` anew, at most once in ``INTERVAL`` seconds."""
         now = time.monotonic()
         if now - self.measured_at < INTERVAL:
             return

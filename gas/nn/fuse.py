@@ -97,8 +97,8 @@ def twin(module: Module, memo: dict[Module, Module] | None = None) -> Module:
 def deep_copy(module: Module) -> Module:
     """Copy a module and everything in it.
 
-    Tensors that PyTorch refuses to copy are cloned without gradients: stored outputs, weights that
-    are computed from others, sparse matrices. Python's modules and read-only mappings are shared.
+    Tensors that ``copy.deepcopy`` rejects (stored outputs, weights computed from others) and sparse
+    ones are detached and cloned. Python's modules and read-only mappings are shared.
     """
     memo: dict[int, Any] = {}
     for each in module.modules():

@@ -792,7 +792,7 @@ class Calls:
         return before, outside, waits
 
     def leave(self, entered: tuple[Call | None, Call | None, bool]) -> None:
-        """End the current call."""
+        """End the current call, and restore what :meth:`enter` has returned."""
         self.running.call, _CURRENT.call, waits = entered
         if waits:
             self._with_histories.release()

@@ -21,7 +21,7 @@ from gas.training.record import (
     BestEpoch,
     Progress,
     Run,
-    check_converged,
+    check_not_diverged,
     find_nonfinite_tensor,
     is_usable,
     layer_ages,
@@ -107,7 +107,7 @@ def run_epochs(
             if on_epoch is not None and on_epoch(run) is True:
                 break
         if len(run):
-            check_converged(model, run.loss[-1], y[masks["train"]], len(run))
+            check_not_diverged(model, run.loss[-1], y[masks["train"]], len(run))
     except FloatingPointError as error:
         _drop_useless_best(run, y[masks["train"]])
         if run.best is None:

@@ -247,11 +247,12 @@ def refuse_types(model: object) -> None:
 
 
 def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse models and optimizers that :func:`train_epoch` can't train with.
+    """Raise an error if :func:`train_epoch` can't train this model with this optimizer.
 
     Raises:
-        ValueError: If the model is none, for types of nodes, or has several outputs; if the
-            optimizer is none, needs a closure, or has none of the model's parameters.
+        ValueError: If ``model`` isn't a module, is a ``HeteroModel``, returns several values, or
+            has no parameter that requires a gradient; if ``optimizer`` isn't an optimizer, needs a
+            closure, or holds no parameter of the model.
     """
     if not isinstance(model, torch.nn.Module):
         raise ValueError(

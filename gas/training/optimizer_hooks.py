@@ -64,7 +64,7 @@ class AveragedWeights:
         return self._decay > 0
 
     def stop(self) -> None:
-        """Ignore further steps of the optimizer."""
+        """Stop averaging: remove the hook from the optimizer, and keep the average as it is."""
         if self._hook is not None:
             self._hook.remove()
 

@@ -172,7 +172,7 @@ class Progress:
         self._began, self.epoch = (model, start, moved), epoch
 
     def add(self, loss: Tensor, count: int) -> None:
-        """Add the mean loss of a batch, over its labelled nodes."""
+        """Add the loss of a mini-batch: the mean over ``count`` labelled nodes."""
         self.loss = self.loss + loss * count
         self.labelled += count
 
@@ -271,8 +271,8 @@ def find_nonfinite_loss(losses: Sequence[tuple[int, Tensor]]) -> tuple[int, floa
     return None
 
 
-def check_converged(model: ScalableGNN, loss: float, y: Tensor, epoch: int) -> None:
-    """Refuse the result of a training that has diverged.
+def check_not_diverged(model: ScalableGNN, loss: float, y: Tensor, epoch: int) -> None:
+    """Raise an error if the training has diverged.
 
     Args:
         model: The model.
@@ -281,8 +281,8 @@ def check_converged(model: ScalableGNN, loss: float, y: Tensor, epoch: int) -> N
         epoch: The number of that epoch, from 1.
 
     Raises:
-        FloatingPointError: If a weight isn't finite, or the loss is a million times that of
-            predicting zero.
+        FloatingPointError: If a weight isn't finite, or the loss is NaN or too large: above 1e6
+            for classes, or 1e6 times the targets' mean square for real numbers.
     """
     name = find_nonfinite_tensor(dict(model.named_parameters()))
     if name is not None:

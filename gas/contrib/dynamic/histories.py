@@ -50,7 +50,7 @@ class HistoryUpdater:
         self._exact_state: Any = None  # The state of an exact model before the first change.
 
     def check(self) -> None:
-        """Refuse a model whose histories can't grow: one of several ranks, or with such a store."""
+        """Raise an error if the model spans ranks, or a history's store can't be resized."""
         if self.model is None:
             return
         if self.model.ranks is not None:

@@ -80,7 +80,7 @@ class Group:
 
         Args:
             work: From :meth:`start_all_to_all`.
-            what: In words, for the error.
+            what: The operation that is waited for, as the error names it.
 
         Raises:
             RankError: If a process has gone, or doesn't come in time.
