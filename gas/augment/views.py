@@ -223,7 +223,7 @@ class Views:
         if not made and "edge_weight" not in after:
             return
         every = torch.ones_like(self._edges)
-        some = every & (torch.arange(every.numel(), device=every.device) % 2 == 0)
+        some = torch.arange(every.numel(), device=every.device) % 2 == 0
         try:
             again, part = self._transform_part(every), self._transform_part(some)
         except (AttributeError, TypeError) as error:

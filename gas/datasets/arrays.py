@@ -75,7 +75,7 @@ def _check_npy_header(stream: IO[bytes], num_bytes: int) -> bool:
     """Check the header of an ``.npy`` file, before memory is allocated for what it promises.
 
     Returns:
-        Whether the stream is such a file at all.
+        ``False`` if the stream isn't an ``.npy`` file.
 
     Raises:
         Exception: Of any type, if its header is damaged, or promises more than ``num_bytes``.
