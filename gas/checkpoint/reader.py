@@ -114,7 +114,7 @@ class CheckpointReader:
                 views = {name.split("_")[1] for name in restores if name.startswith("view_")}
                 if isinstance(model, ScalableGNN):
                     set_banks(model, len(views))
-                    model._calls.order = self.node_order
+                model._calls.order = self.node_order
                 for name, history in stored.name_histories(model).items():
                     restores[name](history)
             if random_state:

@@ -14,7 +14,6 @@ from gas.checkpoint import histories as stored
 from gas.checkpoint.files import write_checkpoint
 from gas.checkpoint.tensors import write_tensors
 from gas.checkpoint.values import rng_states, to_json
-from gas.scalable import ScalableGNN
 
 MODEL, STATE = "model.safetensors", "state.safetensors"
 
@@ -30,7 +29,7 @@ class CheckpointWriter:
         if isinstance(loader, Module):
             raise ValueError("'loader' is a model: expected what loads its mini-batches")
         self.tensors: dict[str, Tensor] = {}
-        order = model._calls.order if isinstance(model, ScalableGNN) else None
+        order = model._calls.order if isinstance(model, stored.MODELS) else None
         self.manifest: dict[str, Any] = {"torch": torch.__version__, "node_order": order}
         self.add("optimizer", _state_of("optimizer", optimizer))
         self.add("loader", _state_of("loader", loader))

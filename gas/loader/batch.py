@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data
+from torch_geometric.data import Batch, Data, HeteroData
 
 from gas.graph import PERM, Adjacency, count_nodes_and_edges, has_row_per_node, layout_of
 from gas.history import Features, cache_row_starts, first_rows
@@ -77,6 +77,9 @@ class SubData(NamedTuple):
             f"  batch.data, own nodes, then the halo: {tensors}\n"
             f"  batch.own, rows of out = model(batch) [{size}, ...]{chosen}"
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a batch can't be changed, its graph can: batch.data.{name} = ...")
 
     def __getattr__(self, name: str) -> Any:
         # Attributes alone: DataLoader would call methods such as pin_memory.
@@ -198,16 +201,19 @@ def num_bytes(batch: SubData) -> int:
     )
 
 
-def find_node_order(data: Data) -> tuple[int, int] | None:
+def find_node_order(data: Data | HeteroData) -> tuple[int, int] | None:
     """Return a fingerprint of the order of a clustered graph's nodes; ``None`` if it isn't known.
 
-    It is the number of nodes, and a checksum of some rows of ``perm``.
+    It is the number of nodes, and a checksum of some rows of ``perm`` of each type.
     """
-    perm = data.get(PERM)
-    if not isinstance(perm, Tensor):
-        return None
-    some = perm[:: max(1, perm.numel() // 4096)].cpu().contiguous()
-    return perm.numel(), zlib.crc32(some.numpy().data)
+    num_nodes = checksum = 0
+    for store in data.node_stores:
+        perm = store.get(PERM)
+        if not isinstance(perm, Tensor):
+            return None
+        some = perm[:: max(1, perm.numel() // 4096)].cpu().contiguous()
+        num_nodes, checksum = num_nodes + perm.numel(), zlib.crc32(some.numpy().data, checksum)
+    return num_nodes, checksum
 
 
 def tag_graph(n_id: Tensor, num_nodes: int, order: tuple[int, int] | None) -> None:

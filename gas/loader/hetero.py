@@ -19,7 +19,7 @@ from gas.graph import (
     types_of,
     with_hetero_csr_features,
 )
-from gas.loader.batch import SubData
+from gas.loader.batch import SubData, find_node_order, tag_graph
 from gas.loader.batch_sampler import choose_batch_size, remember_batch_size
 from gas.loader.subgraph import SubgraphLoader
 from gas.native import check_flags, gather_sparse_rows, is_sparse
@@ -103,6 +103,7 @@ class HeteroLoader(SubgraphLoader):
         super().__init__(
             one, sizes, size, log=log, layout="edge_index", edge_weight=False, **kwargs
         )
+        self.node_order = find_node_order(data)
         remember_batch_size(data, batch_size, False)
 
     def cut(self, parts: Sequence[int]) -> HeteroData:
@@ -111,7 +112,7 @@ class HeteroLoader(SubgraphLoader):
         Raises:
             ValueError: If a part doesn't exist, or is named twice.
         """
-        return self._split_by_type(super().cut(parts))
+        return self._tag_ids(self._split_by_type(super().cut(parts)))
 
     def cut_nodes(self, nodes: Tensor) -> HeteroData:
         """Raise an error: mini-batches of given nodes are for homogeneous graphs."""
@@ -124,7 +125,11 @@ class HeteroLoader(SubgraphLoader):
         return self._split_by_type(super()._collate(parts))
 
     def _tag_ids(self, batch: Any) -> Any:
-        return batch  # Models recognise the graph by its types.
+        """Attach the order of the graph's nodes to ``n_id`` of each type, in the main process."""
+        if isinstance(batch, HeteroData):  # A homogeneous one is split by type afterwards.
+            for kind, size in self.types.num_nodes.items():
+                tag_graph(batch[kind].n_id, size, self.node_order)
+        return batch
 
     def _split_by_type(self, batch: SubData) -> HeteroData:
         """Convert a mini-batch of the homogeneous graph to ``HeteroData``."""

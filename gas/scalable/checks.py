@@ -101,11 +101,15 @@ def check_order(model: Any, n_id: Tensor) -> None:
     if order is None or order == calls.order or model._engine.io == "none":
         return
     if calls.order is not None and order[0] == calls.order[0]:
+        other = (
+            f"model.for_graph({order[0]})"
+            if hasattr(model, "for_graph")
+            else "gas.to_scalable(net, data)"
+        )
         raise ValueError(
             "the batch is of another clustering than those before, gas.cluster, and the histories "
             "have a row for each node in the order of the first: call model.refresh(graph) with "
-            "the new graph, which fills them anew, or make a model for it, model.for_graph("
-            f"{order[0]})"
+            f"the new graph, which fills them anew, or make a model for it, {other}"
         )
     calls.order = order
 

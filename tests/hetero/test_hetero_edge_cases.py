@@ -222,6 +222,32 @@ def test_no_tolerance_is_none():
     assert gas.verify(model, cut(data), tolerance=0.0).tolerance == 0.0
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_batches_of_another_clustering_are_refused(tmp_path, num_workers):
+    data = bibliography()
+    model = gas.to_scalable(Two(data), data).eval()
+    first, second = cut(data, 4), cut(data, 3)
+    loaders = [gas.SubgraphLoader(g, log=False, num_workers=num_workers) for g in (first, second)]
+    out = [model.predict(graph) for graph in (second, first)]
+    torch.testing.assert_close(flat(out[0]), flat(out[1]))
+    gas.save(tmp_path, model)
+    with pytest.raises(ValueError, match="another clustering than those before"):
+        model(next(iter(loaders[1])))
+    model.refresh(second, norms=False, log=False)
+    for batch in loaders[1]:
+        for kind, rows in model(batch).items():
+            nodes = batch[kind].perm[: batch[kind].batch_size]
+            torch.testing.assert_close(rows, out[0][kind][nodes])
+    with pytest.raises(ValueError, match="another clustering than those before"):
+        model(loaders[0].cut([0]), push=False)
+    gas.load(tmp_path, model)
+    model(loaders[0].cut([0]))
+    with pytest.raises(ValueError, match="another clustering than those before"):
+        model(loaders[1].cut([0]))
+    model.full_batch(second, fill=True)
+    model(loaders[1].cut([0]))
+
+
 def test_a_second_thread_is_refused():
     data = bibliography()
     errors, between = [], lambda x: x

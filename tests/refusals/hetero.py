@@ -151,6 +151,12 @@ def normed(net, x, edges):
     return {"p": net.second(net.first(net.norm(x), edges), edges)}
 
 
+def of_another_clustering():
+    model = make()
+    model.predict(cut())
+    model(load(cut(num_parts=3)).cut([0]))
+
+
 def norm_of_the_halo():
     net = Net(instead=normed)
     make(net).train()(load().cut([0]))
@@ -239,6 +245,7 @@ CASES = {
     "model, a relation more to weigh": lambda t: weighs_more(),
     "model, other rows": lambda t: reads_others(),
     "model, a norm before the first layer": lambda t: norm_of_the_halo(),
+    "model, a batch of another clustering": lambda t: of_another_clustering(),
     "predict, another graph": lambda t: make().predict(
         cut(typed(lambda d: setattr(d["a"], "x", torch.ones(5, 2))))
     ),

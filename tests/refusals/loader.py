@@ -109,6 +109,7 @@ CASES = {
     "SubData, rows that were changed": lambda t: cut_before_a_change(),
     "SubgraphLoader, no parts": lambda t: gas.SubgraphLoader(ring()),
     "SubData, what its graph doesn't have": lambda t: next(iter(load())).z,
+    "SubData, an attribute that is set": lambda t: setattr(next(iter(load())), "x", None),
     "SubgraphLoader, no parts in a batch": lambda t: load(batch_size=0),
     "SubgraphLoader, half a part in a batch": lambda t: load(batch_size=1.5),
     "SubgraphLoader, views and workers that stay": lambda t: augmented(

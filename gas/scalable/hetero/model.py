@@ -18,6 +18,7 @@ from gas.loader import HeteroLoader, batches_in_order
 from gas.native import check_flags, share_cores, skip_frame
 from gas.scalable.base import moved_bytes, preserve_modes
 from gas.scalable.call import StopForward, run_call
+from gas.scalable.checks import check_order
 from gas.scalable.hetero.call import FullBatchCall, MiniBatchCall, PlannedModel, check_norm
 from gas.scalable.hetero.layers import visit_layers
 from gas.scalable.hetero.plan import EDGES, add_ids, collect_inputs
@@ -97,6 +98,8 @@ class HeteroModel(PlannedModel):
             fill: Write the embeddings of all nodes to the histories. (default: ``False``)
         """
         data = add_ids(with_hetero_csr_features(data)).to(self.device)
+        if fill:
+            self._calls.order = None  # Its rows may be in any order.
         return run_call(FullBatchCall(self, data, fill))
 
     def forward(self, data: HeteroData) -> Any:
@@ -143,6 +146,7 @@ class HeteroModel(PlannedModel):
                     f"'batch' names the node {int(n_id.max())} of type '{kind}', but the histories "
                     f"are for {size}: convert the module with the graph that it is trained on"
                 )
+        check_order(self, batch[next(iter(self.num_nodes))].n_id)
 
     # Layer-wise inference -------------------------------------------------------------------------
 
@@ -224,6 +228,7 @@ class HeteroModel(PlannedModel):
     ) -> Iterator[tuple[Callable[[int], SweepOutputs[HeteroData, Output]], GraphNorms]]:
         """Fill all histories; the model is in evaluation mode in this context."""
         norms = GraphNorms(self.net, training=training)
+        self._calls.order = loader.node_order
 
         def sweep(level: int) -> SweepOutputs[HeteroData, Output]:
             for batch in batches_in_order(loader):
