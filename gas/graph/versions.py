@@ -38,12 +38,12 @@ class Versions:
 
 
 class GraphVersions:
-    """Version counters of the tensors of a graph, by the names of its attributes."""
+    """Version counters of the tensors of a graph, or of named values, by their names."""
 
-    def __init__(self, data: Data) -> None:
+    def __init__(self, data: Iterable[tuple[str, Any]]) -> None:
         self._seen = {key: (value, Versions(_tensors(value))) for key, value in _attributes(data)}
 
-    def find_changes(self, data: Data) -> set[str]:
+    def find_changes(self, data: Iterable[tuple[str, Any]]) -> set[str]:
         """Return the attributes that were added, removed, replaced or changed in place since."""
         now, seen = dict(_attributes(data)), self._seen
         same = {key for key in now.keys() & seen.keys() if now[key] is seen[key][0]}
@@ -51,7 +51,7 @@ class GraphVersions:
         return (now.keys() | seen.keys()) - same
 
 
-def _attributes(data: Data) -> Iterable[tuple[str, Any]]:
+def _attributes(data: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
     return ((key, value) for key, value in data if key == "adj_t" or isinstance(value, Tensor))
 
 

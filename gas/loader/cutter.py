@@ -14,6 +14,7 @@ from torch_geometric.data import Data
 
 from gas.graph import (
     BATCH_SIZE,
+    PAIRS,
     PARTS,
     SHARD,
     SHARDS,
@@ -155,14 +156,13 @@ class BatchCutter:
         self._sync_graph()
         for _ in range(num_hops - 1):
             nodes = self._relabel(nodes).n_id
-        none = torch.empty(0, dtype=torch.long)
         data, n_id = self._cut_edges(nodes, bipartite=False)
         size = n_id.numel() + data.e_id.numel()
         if most is not None and size > most:
             raise MemoryError(
                 f"there are {size} nodes and edges within {num_hops} hops, expected at most {most}"
             )
-        batch = SubData(data, n_id.numel(), n_id, none, none)
+        batch = SubData(data, n_id.numel(), n_id, n_id[:0], n_id[:0])
         self._add_rows(batch)
         self._add_others(batch)
         read_lazy_rows(data)
@@ -221,9 +221,8 @@ class BatchCutter:
 
     def _classify_attributes(self) -> None:
         """Sort the attributes of the graph into those of nodes, of edges, and others."""
-        ours = {PARTS, SHARDS, BATCH_SIZE}
-        if get_shard(self.data) is not None:
-            ours.add(SHARD)
+        # Pairs are by the graph's rows, those of LinkLoader by the batch's.
+        ours = {PARTS, SHARDS, BATCH_SIZE, PAIRS, *([] if self.shard is None else [SHARD])}
         keys = [key for key in self.data.keys() if key not in ours]  # noqa: SIM118  # A graph iterates pairs.
         self._node_keys, self._edge_keys = keys_by_row(self.data, keys)
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
@@ -251,6 +250,10 @@ class BatchCutter:
         self._classify_attributes()
         if self._cache_features or changed & edge_keys.union(self._edge_keys):
             self._cache.clear()
+
+    def is_outdated(self) -> bool:
+        """Return whether edges or weights of the graph have changed since they were copied."""
+        return bool(self._versions.find_changes(self.data) & self._copied)
 
     def _check_changes(self, changed: set[str]) -> None:
         """Refuse changes of attributes that were copied."""

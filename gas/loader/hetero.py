@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ from torch_geometric.data import Data, HeteroData
 
 from gas.graph import (
     BATCH_SIZE,
+    PAIRS,
     PARTS,
+    GraphVersions,
     check_features,
     is_row,
     parts_of,
@@ -25,7 +27,7 @@ from gas.loader.subgraph import SubgraphLoader
 from gas.native import check_flags, gather_sparse_rows, is_sparse
 
 TYPE, ROW = "type_of_node", "row_of_node"
-REPLACED = (PARTS, "num_nodes", "edge_index")
+REPLACED = (PARTS, PAIRS, "num_nodes", "edge_index")  # Or left out of mini-batches.
 
 
 class HeteroLoader(SubgraphLoader):
@@ -104,7 +106,23 @@ class HeteroLoader(SubgraphLoader):
             one, sizes, size, log=log, layout="edge_index", edge_weight=False, **kwargs
         )
         self.node_order = find_node_order(data)
+        self._typed_versions = GraphVersions(self._typed_attributes())
+        self._copied = {f"{kind}.edge_index" for kind in self.types.edges}
         remember_batch_size(data, batch_size, False)
+
+    def _typed_attributes(self) -> Iterator[tuple[str, Any]]:
+        """Iterate over the names and values of all attributes of the heterogeneous graph."""
+        for store in self.hetero_data.stores:
+            for key, value in store.items():
+                yield f"{store._key}.{key}", value
+
+    def _sync_graph(self) -> None:
+        """Refuse changes of edges, which were copied, and those that workers can't follow."""
+        super()._sync_graph()
+        changed = self._typed_versions.find_changes(self._typed_attributes())
+        if changed:
+            self._check_changes(changed)
+            self._typed_versions = GraphVersions(self._typed_attributes())
 
     def cut(self, parts: Sequence[int]) -> HeteroData:
         """Return the mini-batch of some parts, in increasing order.

@@ -103,7 +103,7 @@ class LinkLoader(SubgraphLoader):
         _check_disjoint(self._rowptr, self._relabel.col, pairs)
         super()._classify_attributes()
         self._node_keys, self._edge_keys, self._other_keys = (
-            [key for key in keys if key not in (PAIRS, LABELS)]
+            [key for key in keys if key != LABELS]
             for keys in (self._node_keys, self._edge_keys, self._other_keys)
         )
         part = torch.searchsorted(self.ptr, pairs[0].contiguous(), right=True) - 1

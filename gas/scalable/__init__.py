@@ -23,9 +23,12 @@ from gas.scalable.memory import SavedTensors, activation_bytes, preserve_state, 
 from gas.scalable.model import ScalableGNN
 from gas.scalable.node_predictor import (
     NodePredictor,
+    NotedState,
     graph_of,
+    has_state,
     is_exact,
     mark_exact,
+    note_state,
     state_fingerprint,
 )
 from gas.scalable.norms import GraphNorms, has_equal_variances, is_tracked
@@ -37,6 +40,7 @@ from gas.scalable.verify import Verification, verify
 __all__ = [
     "BANKS",
     "NodePredictor",
+    "NotedState",
     "Distributed",
     "Exchange",
     "Group",
@@ -63,6 +67,7 @@ __all__ = [
     "free_buffers",
     "graph_of",
     "has_equal_variances",
+    "has_state",
     "idle_bytes",
     "is_exact",
     "is_packed",
@@ -71,6 +76,7 @@ __all__ = [
     "preserve_state",
     "mark_exact",
     "moved_bytes",
+    "note_state",
     "collect_kwargs",
     "preserve_modes",
     "read_ahead",

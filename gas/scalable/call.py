@@ -767,9 +767,9 @@ class Calls:
     them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, order: tuple[int, int] | None = None) -> None:
         self.running = _CurrentCall()
-        self.order: tuple[int, int] | None = None  # Of the histories' rows: see check_order.
+        self.order = order  # Of the histories' rows: see check_order.
         self._with_histories = threading.Lock()
 
     def enter(self, call: Call) -> tuple[Call | None, Call | None, bool]:
@@ -797,5 +797,5 @@ class Calls:
         if waits:
             self._with_histories.release()
 
-    def __reduce__(self) -> tuple[type[Calls], tuple[()]]:
-        return Calls, ()
+    def __reduce__(self) -> tuple[type[Calls], tuple[Any]]:
+        return Calls, (self.order,)

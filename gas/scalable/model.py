@@ -151,7 +151,7 @@ class ScalableGNN(FormerNames, BatchModel):
         """
         check_integer("num_nodes", num_nodes, 1)
         model = self.__class__.__new__(self.__class__)
-        model.__dict__.update(self.__getstate__())
+        model.__dict__.update(self.__getstate__(), _calls=Calls())
         for name, value in self.__dict__.items():  # Copies hooks, not the shared weights.
             if isinstance(value, dict) and name not in ("_parameters", "_buffers"):
                 model.__dict__[name] = copy.copy(value)
@@ -176,7 +176,7 @@ class ScalableGNN(FormerNames, BatchModel):
             **super().__getstate__(),
             "_started_pulls": [],
             "_node_predictor": None,
-            "_calls": Calls(),
+            "_calls": Calls(self._calls.order),
             "_watch": None,
             "ranks": None,
         }

@@ -18,6 +18,7 @@ from gas.scalable.base import preserve_modes
 from gas.scalable.call import BatchModel
 
 _TensorVersions = dict[str, tuple["weakref.ref[Tensor]", int]]
+NotedState = tuple[Any, _TensorVersions]
 
 
 class NodePredictor:
@@ -119,26 +120,37 @@ def _id_array(data: Data, ids: Any) -> np.ndarray:
 
 
 # State and graph of each model when its histories were last exact.
-_exact: weakref.WeakKeyDictionary[BatchModel, tuple[Any, _TensorVersions]]
+_exact: weakref.WeakKeyDictionary[BatchModel, NotedState]
 _exact = weakref.WeakKeyDictionary()
 
 
 def mark_exact(model: BatchModel, graph: Data | None) -> None:
     """Record that histories are exact for a model's current weights, and a graph if it is known."""
-    _exact[model] = state_fingerprint(model), {} if graph is None else _tensor_versions(graph)
+    _exact[model] = note_state(model, graph)
 
 
 def is_exact(model: BatchModel, graph: Data) -> bool:
     """Return whether neither model nor graph have changed since the histories were exact."""
-    state, seen = _exact.get(model, (None, {}))
-    return state is not None and state == state_fingerprint(model) and _is_unchanged(graph, seen)
+    return has_state(model, graph, _exact.get(model))
+
+
+def note_state(model: BatchModel, graph: Data | None) -> NotedState:
+    """Note what outputs depend on: the model's weights and histories, and a graph's tensors."""
+    return state_fingerprint(model), {} if graph is None else _tensor_versions(graph)
+
+
+def has_state(model: BatchModel, graph: Data, noted: NotedState | None) -> bool:
+    """Return whether model and graph are as :func:`note_state` has noted; not for ``None``."""
+    if noted is None or noted[0] != state_fingerprint(model):
+        return False
+    return _is_unchanged(graph, noted[1])
 
 
 def state_fingerprint(model: BatchModel) -> Any:
     """Return a value that differs after any change of weights or histories."""
     tensors = [*model.parameters(), *model.buffers()]
     changes = [history.changes for history in model.histories]
-    return [(id(tensor), tensor._version) for tensor in tensors], changes
+    return [(id(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors], changes
 
 
 def _tensor_versions(graph: Data) -> _TensorVersions:
@@ -193,7 +205,10 @@ def predict_nodes(
             "process"
         )
     known, graph = model._node_predictor, unwrap_loader(graph)
-    if known is None or not any(graph is each for each in (known.loader, known.loader._source)):
+    is_known = known is not None and any(
+        graph is each for each in (known.loader, known.loader._source)
+    )
+    if not is_known or (graph is not known.loader and known.loader.is_outdated()):
         loader = graph
         if isinstance(graph, Data):
             loader = SubgraphLoader(graph, log=False, cache=False)

@@ -1,6 +1,7 @@
 """Graphs that grow: what they are, and what histories and outputs are, against graphs made anew."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -535,6 +536,29 @@ def test_outputs_of_chosen_nodes_are_of_this_graph_or_a_warning_tells():
     live.graph.x += 1
     with pytest.warns(UserWarning, match="something has changed"):
         model.predict(live.graph, nodes=few)
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced"])
+def test_features_that_change_between_an_update_and_that_of_the_histories(how):
+    """The rows of other nodes stay those of the features before."""
+    data = whole()
+    model = gas.to_scalable(NETS["sage"](), data).eval()
+    live = DynamicGraph(data, 5, model=model, log=False)
+    model.refresh(live.graph, log=False)
+    live.update(edge_index=torch.tensor([[7], [3]]))
+    if how == "in place":
+        live.graph.x += 1
+    else:
+        live.graph.x = live.graph.x + 1
+    live.update_histories()
+    with pytest.warns(UserWarning, match="something has changed"):
+        model.predict(live.graph, nodes=torch.arange(5))
+    model.predict(live.graph)
+    live.update(edge_index=torch.tensor([[9], [4]]))
+    live.update_histories()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(live.graph, nodes=torch.arange(5))
 
 
 def test_rows_that_are_stale_are_older_than_others():

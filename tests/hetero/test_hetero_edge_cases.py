@@ -1,7 +1,9 @@
 """Unusual uses of heterogeneous graphs: right, or refused with a reason."""
 
 import copy
+import pickle
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ import torch_geometric.transforms as T
 from hetero.graphs import SIZES, Convs, bibliography, flat, net_of, sage
 from torch import nn
 from torch_geometric.data import Data
-from torch_geometric.nn import GraphSAGE, HeteroConv, Linear, to_hetero
+from torch_geometric.nn import GraphConv, GraphSAGE, HeteroConv, Linear, to_hetero
 
 import gas
 
@@ -18,7 +20,7 @@ import gas
 class Two(nn.Module):
     """Two layers, and what a test wants between them."""
 
-    def __init__(self, data, between=lambda x: x):
+    def __init__(self, data, between=torch.clone):
         super().__init__()
         self.encoders = nn.ModuleDict({kind: Linear(-1, 16) for kind in data.node_types})
         self.convs = nn.ModuleList(
@@ -191,7 +193,7 @@ def test_a_batch_that_lacks_something():
     model = gas.to_scalable(Two(data), data)
     batch = batch_of(cut(data))
     del batch["author"].x
-    with pytest.raises(ValueError, match="'batch' has no 'x' of type 'author'"):
+    with pytest.raises(ValueError, match="the graph has no 'x' of type 'author'"):
         model(batch)
 
 
@@ -246,6 +248,102 @@ def test_batches_of_another_clustering_are_refused(tmp_path, num_workers):
         model(loaders[1].cut([0]))
     model.full_batch(second, fill=True)
     model(loaders[1].cut([0]))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with pytest.raises(ValueError, match="another clustering than those before"):
+            other(loaders[0].cut([0]))
+    model.full_batch(data, fill=True)  # In the order before clustering.
+    with pytest.raises(ValueError, match="another clustering than those before"):
+        model(loaders[1].cut([0]))
+
+
+@pytest.mark.parametrize("how", ["replaced", "in place"])
+def test_edges_that_change_after_the_loader_was_made_are_refused(how):
+    data = bibliography()
+    graph, kind = cut(data), ("paper", "cites", "paper")
+    loader = gas.SubgraphLoader(graph, log=False)
+    loader.cut([0])
+    graph["paper"].x = graph["paper"].x + 1
+    assert torch.equal(loader.cut([1])["paper"].x, graph["paper"].x[loader.cut([1])["paper"].n_id])
+    if how == "replaced":
+        graph[kind].edge_index = graph[kind].edge_index[:, :9]
+    else:
+        graph[kind].edge_index[0, 0] += 1
+    with pytest.raises(ValueError, match=r"cites.*\.edge_index' of the graph was changed after"):
+        loader.cut([0])
+    with pytest.raises(ValueError, match="make a new loader"):
+        next(iter(loader))
+
+
+def test_features_that_change_are_refused_by_workers_that_stay():
+    graph = cut(bibliography())
+    loader = gas.SubgraphLoader(graph, log=False, num_workers=1, persistent_workers=True)
+    assert len(list(loader)) == 4
+    graph["paper"].x += 1
+    with pytest.raises(ValueError, match="'paper.x' of the graph was changed, but 'persistent_w"):
+        next(iter(loader))
+
+
+class Weighted(nn.Module):
+    """A layer that takes weights, by one of PyG's names for them."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.conv = HeteroConv({kind: GraphConv((-1, -1), 4) for kind in data.edge_types})
+
+    def forward(self, x_dict, edge_index_dict, edge_weight_dict=None):
+        weights = [] if edge_weight_dict is None else [edge_weight_dict]
+        return self.conv(x_dict, edge_index_dict, *weights)
+
+
+class Plain(Weighted):
+    def forward(self, x, edge_index, edge_weight=None):
+        return super().forward(x, edge_index, edge_weight)
+
+
+@pytest.mark.parametrize("net", [Weighted, Plain])
+def test_weights_that_the_graph_of_the_conversion_lacked_are_refused(net):
+    data = bibliography()
+    model = gas.to_scalable(net(data), data).eval()
+    model.predict(cut(data))
+    for kind in data.edge_types:
+        data[kind].edge_weight = torch.rand(data[kind].edge_index.size(1))
+    graph = cut(data)
+    for call in (model.predict, model.full_batch, partial(gas.verify, model), model.refresh):
+        with pytest.raises(ValueError, match="the graph has 'edge_weight', which the module takes"):
+            call(graph)
+    with pytest.raises(ValueError, match="it was converted with a graph that had none"):
+        model(batch_of(graph))
+
+
+def test_parameters_that_no_layer_takes_may_be_attributes():
+    """``to_hetero`` keeps those of PyG's models."""
+    data = bibliography()
+    for kind, store in zip(data.node_types, data.node_stores, strict=True):
+        store.x = torch.randn(SIZES[kind], 8)
+    net = to_hetero(GraphSAGE(8, 16, 2, 4), data.metadata())
+    model = gas.to_scalable(net, data).eval()
+    expected = model.predict(cut(data))
+    for kind in data.edge_types:
+        data[kind].edge_weight = torch.rand(data[kind].edge_index.size(1))
+    torch.testing.assert_close(flat(model.predict(cut(data))), flat(expected))
+
+
+def test_a_graph_without_a_relation_is_refused():
+    data = bibliography()
+    model = gas.to_scalable(Two(data), data)
+    del data["paper", "cites", "paper"]
+    with pytest.raises(ValueError, match=r"no 'edge_index' of type .*'cites'.* for no edges"):
+        model.predict(cut(data))
+
+
+def test_a_lazy_layer_that_is_never_called():
+    data = bibliography()
+    net = Two(data)
+    net.unused = Linear(-1, 3)
+    torch.testing.assert_close(
+        flat(gas.to_scalable(net, data).eval().predict(cut(data))),
+        flat(net.eval()(data.x_dict, data.edge_index_dict)),
+    )
 
 
 def test_a_second_thread_is_refused():

@@ -177,12 +177,20 @@ def test_two_different_graphs_are_refused():
 
 def test_tensors_that_are_not_by_row_pass_through():
     data, ptr = make()
-    data.edge_label_index = torch.zeros(2, data.num_edges, dtype=torch.long)
     data.pair_index = torch.zeros(2, 60, dtype=torch.long)
     data = gas.permute(data, torch.randperm(60), log=False)
     for batch, *_ in gas.SubgraphLoader(data, ptr, log=False):
         assert batch.pair_index.shape == (2, 60)
-        assert batch.edge_label_index.shape == (2, data.num_edges)
+
+
+def test_only_batches_of_a_link_loader_have_pairs():
+    """Pairs of the graph are no rows of a batch's outputs."""
+    data, ptr = make()
+    data.edge_label_index = torch.tensor([[0, 59], [59, 0]])
+    batch = gas.SubgraphLoader(data, ptr, log=False).cut([1])
+    assert "edge_label_index" not in batch.data
+    with pytest.raises(ValueError, match="expected one of a gas.LinkLoader"):
+        gas.training.link_loss(torch.randn(batch.batch_size, 3), batch)
 
 
 def test_rows_under_the_name_of_an_index():

@@ -1,5 +1,7 @@
 """Calls and models that are wrong: they say so, and the histories hold what they held."""
 
+import copy
+import pickle
 from functools import partial
 
 import pytest
@@ -224,9 +226,12 @@ def test_batches_of_another_clustering_are_refused():
     out = [model.predict(graph) for graph in (second, first)]
     torch.testing.assert_close(*out)
     before = [history.emb.clone() for history in model.histories]
-    with pytest.raises(ValueError, match="another clustering than those before"):
-        model(next(iter(loaders[1])))
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with pytest.raises(ValueError, match="another clustering than those before"):
+            one(next(iter(loaders[1])))
     assert unchanged(model, before)
+    with pytest.warns(UserWarning, match="before it was filled"):
+        model.for_graph(60)(next(iter(loaders[1])))
     model.refresh(second, norms=False, log=False)
     for batch in loaders[1]:
         nodes = second.perm[batch.n_id[: batch.batch_size]]

@@ -93,6 +93,23 @@ def test_rows_that_are_not_exact_are_told_with_their_age():
     with pytest.warns(UserWarning, match="makes them so"):
         stale = model.predict(graph, nodes=NODES)
     assert not torch.equal(stale, every[NODES])
+    model.predict(graph)
+    vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    torch.nn.utils.vector_to_parameters(vector / 2, model.parameters())  # Replaces their data.
+    with pytest.warns(UserWarning, match="makes them so"):
+        model.predict(graph, nodes=NODES)
+
+
+def test_edges_that_were_replaced():
+    """The loader that the first call has made is made anew."""
+    _, model, graph = made()
+    model.predict(graph)
+    model.predict(graph, nodes=NODES)
+    graph.edge_index = graph.edge_index[:, :300]
+    every = model.predict(graph)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(model.predict(graph, nodes=NODES), every[NODES])
 
 
 def test_it_takes_no_longer_in_a_larger_graph():

@@ -16,11 +16,13 @@ from gas.graph import PERM, entry_rows, find_changed_rows
 from gas.native import share_cores
 from gas.scalable import (
     NodePredictor,
+    NotedState,
     ScalableGNN,
+    has_state,
     is_exact,
     mark_exact,
+    note_state,
     preserve_modes,
-    state_fingerprint,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +49,8 @@ class HistoryUpdater:
         self.model = model
         # Rows changed since the last update of histories.
         self.changed = torch.empty(0, dtype=torch.long)
-        self._exact_state: Any = None  # The state of an exact model before the first change.
+        # Of a model that was exact before the first change: the state since the last change.
+        self._noted: NotedState | None = None
 
     def check(self) -> None:
         """Raise an error if the model spans ranks, or a history's store can't be resized."""
@@ -83,7 +86,7 @@ class HistoryUpdater:
         if model is None:
             return
         self.changed = self.stale_rows(graph)
-        was_exact = is_exact(model, graph) or self._exact_state == state_fingerprint(model)
+        was_exact = is_exact(model, graph) or has_state(model, graph, self._noted)
         before = model.num_nodes
         try:
             for history in model._all_histories():
@@ -93,7 +96,7 @@ class HistoryUpdater:
                 history.resize(before)
             raise
         model.num_nodes = num_nodes
-        self._exact_state = state_fingerprint(model) if was_exact else None
+        self._noted = note_state(model, None) if was_exact else None  # mark_stale has the graph.
 
     def stale_rows(self, graph: Data) -> Tensor:
         """Return rows whose neighbours changed since the histories were exact."""
@@ -111,7 +114,6 @@ class HistoryUpdater:
         model = self.model
         if model is None:
             return
-        was_exact = self._exact_state == state_fingerprint(model)
         model._started_pulls = []
         model._node_predictor = NodePredictor(loader)
         rows = self.changed
@@ -120,7 +122,7 @@ class HistoryUpdater:
             for bank in model.view_histories or ():
                 bank[layer].mark_stale(rows)
             rows = find_reached(loader, rows)
-        self._exact_state = state_fingerprint(model) if was_exact else None
+        self._noted = None if self._noted is None else note_state(model, loader.data)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -135,10 +137,10 @@ class HistoryUpdater:
         Returns:
             The rows of nodes whose outputs have changed.
         """
-        model, rows = self.model, self.stale_rows(loader.data)
+        model, graph, rows = self.model, loader.data, self.stale_rows(loader.data)
         if model is None:
             return rows
-        was_exact = is_exact(model, loader.data) or self._exact_state == state_fingerprint(model)
+        was_exact = is_exact(model, graph) or has_state(model, graph, self._noted)
         warned = [history._warned for history in model.histories]
         try:
             for history in model.histories:  # New rows are read before they are written.
@@ -157,9 +159,9 @@ class HistoryUpdater:
             for history, before in zip(model.histories, warned, strict=True):
                 history._warned = before
         self.changed = self.changed[:0]
-        self._exact_state = None
+        self._noted = None
         if was_exact:
-            mark_exact(model, loader.data)
+            mark_exact(model, graph)
         return rows
 
 

@@ -169,7 +169,7 @@ def _perturb_copy(net: Module) -> Module:
     trial = deep_copy(net).cpu().to(DOUBLE).eval()
     with torch.no_grad():
         for parameter in trial.parameters():
-            if parameter.is_floating_point():
+            if parameter.is_floating_point() and not torch.nn.parameter.is_lazy(parameter):
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return trial
 

@@ -14,7 +14,7 @@ from torch_geometric.data import HeteroData
 
 from gas.graph import to_original_order, with_hetero_csr_features
 from gas.history import relative_error
-from gas.loader import HeteroLoader, batches_in_order
+from gas.loader import HeteroLoader, batches_in_order, find_node_order
 from gas.native import check_flags, share_cores, skip_frame
 from gas.scalable.base import moved_bytes, preserve_modes
 from gas.scalable.call import StopForward, run_call
@@ -95,11 +95,13 @@ class HeteroModel(PlannedModel):
 
         Args:
             data: The graph, before or after :func:`gas.cluster`.
-            fill: Write the embeddings of all nodes to the histories. (default: ``False``)
+            fill: Write the embeddings of all nodes to the histories. Mini-batches read these if
+                ``data`` is their graph, after clustering. (default: ``False``)
         """
+        self._check_lacked(data)
         data = add_ids(with_hetero_csr_features(data)).to(self.device)
-        if fill:
-            self._calls.order = None  # Its rows may be in any order.
+        if fill:  # Before clustering, it is no order of mini-batches.
+            self._calls.order = find_node_order(data) or (sum(self.num_nodes.values()), 0)
         return run_call(FullBatchCall(self, data, fill))
 
     def forward(self, data: HeteroData) -> Any:
@@ -120,26 +122,13 @@ class HeteroModel(PlannedModel):
                 "heterogeneous graph: gas.SubgraphLoader(graph) yields some, graph = "
                 "gas.cluster(data, num_parts)"
             )
-        for name in self._lacked:
-            if any(name in store for store in batch.stores):
-                raise ValueError(
-                    f"'batch' has {name!r}, which the module takes, but it was converted with a "
-                    "graph that had none: give gas.to_scalable this graph, or leave the attribute "
-                    "out"
-                )
+        self._check_attributes(batch)
         for kind, size in self.num_nodes.items():
             if kind not in batch.node_types or "offset" not in batch[kind]:
                 raise ValueError(
                     f"'batch' has no in-batch nodes of type '{kind}': pass what "
                     "gas.SubgraphLoader(graph) yields, or call model.full_batch(data)"
                 )
-            for name, kinds in self.plan.kinds.items():
-                key = self.plan.inputs[name]
-                if kind in kinds and key not in batch[kind]:
-                    raise ValueError(
-                        f"'batch' has no {key!r} of type '{kind}', with which the module was "
-                        "converted"
-                    )
             n_id = batch[kind].n_id
             if n_id.numel() and int(n_id.max()) >= size:
                 raise ValueError(
@@ -147,6 +136,30 @@ class HeteroModel(PlannedModel):
                     f"are for {size}: convert the module with the graph that it is trained on"
                 )
         check_order(self, batch[next(iter(self.num_nodes))].n_id)
+
+    def _check_attributes(self, data: HeteroData) -> None:
+        """Refuse a graph, or a mini-batch of it, with other attributes than the converted graph."""
+        self._check_lacked(data)
+        known = {kind: data[kind] for kind in (*data.node_types, *data.edge_types)}
+        for name, kinds in self.plan.kinds.items():
+            key = self.plan.inputs[name]
+            for kind in sorted(kinds, key=str) if key not in ("n_id", "e_id") else ():
+                if key not in known.get(kind, ()):
+                    none = ", torch.empty(2, 0, dtype=torch.long) for no edges"
+                    raise ValueError(
+                        f"the graph has no {key!r} of type {kind!r}, with which the module was "
+                        f"converted: set it{none if key == EDGES else ''}"
+                    )
+
+    def _check_lacked(self, data: HeteroData) -> None:
+        """Refuse an attribute that the module takes, and that the converted graph lacked."""
+        for name in self._lacked:
+            if any(name in store for store in data.stores):
+                raise ValueError(
+                    f"the graph has {name!r}, which the module takes, but it was converted with a "
+                    "graph that had none: give gas.to_scalable this graph, or leave the attribute "
+                    "out"
+                )
 
     # Layer-wise inference -------------------------------------------------------------------------
 
@@ -257,6 +270,7 @@ class HeteroModel(PlannedModel):
                 "'batch_size' given with a loader, which has its own: pass the graph, "
                 "model.predict(graph, ...)"
             )
+        self._check_attributes(loader.hetero_data)
         if loader.types.num_nodes != self.num_nodes:
             raise ValueError(
                 f"'graph' has {loader.types.num_nodes} nodes, but the histories are for "

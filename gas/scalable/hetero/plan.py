@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.nn import Module
 from torch_geometric.data import HeteroData
 
@@ -100,9 +101,10 @@ def match_inputs(net: Module, data: HeteroData) -> dict[str, str]:
 
 def find_lacked(net: Module, inputs: Mapping[str, str]) -> list[str]:
     """Return the attributes that ``forward`` takes and that the graph of the conversion lacked."""
-    names = [name for name in inspect.signature(net.forward).parameters if name not in inputs]
-    keys = [name.removesuffix(DICT) for name in names if name.endswith(DICT)]
-    return [key for key in keys if key not in OF_BATCHES]
+    if isinstance(net, GraphModule):  # Of to_hetero, which keeps parameters that no layer takes.
+        return []
+    names = inspect.signature(net.forward).parameters.keys() - inputs.keys()
+    return sorted({name.removesuffix(DICT) for name in names} - {*OF_BATCHES})
 
 
 def collect_inputs(data: HeteroData, inputs: Mapping[str, str]) -> dict[str, Any]:
