@@ -15,6 +15,7 @@ from torch.nn import Module
 
 from gas.checkpoint import histories as stored
 from gas.checkpoint.files import MANIFEST, check_files, read_manifest
+from gas.checkpoint.target import LoadTarget
 from gas.checkpoint.tensors import CheckpointError, Checksum, TensorFile
 from gas.checkpoint.values import check_rng_states, from_json, restore_rng_states
 from gas.checkpoint.writer import MODEL, STATE, weights_of
@@ -22,14 +23,6 @@ from gas.scalable import HeteroModel, ScalableGNN, set_banks
 
 if TYPE_CHECKING:
     from gas.history import History
-
-
-def no_checkpoint_error(folder: Path) -> CheckpointError:
-    """Make the error for a folder without a complete checkpoint."""
-    return CheckpointError(
-        f"'folder' is {str(folder)!r}, which has no complete checkpoint: expected a folder that "
-        "gas.save has written to"
-    )
 
 
 # Functions that restore each history, by its name.
@@ -77,78 +70,64 @@ class CheckpointReader:
             if name not in self.manifest["files"]:
                 raise CheckpointError(f"{self.path / MANIFEST} names no file {name}: it is damaged")
 
-    def prepare(
-        self,
-        model: Module | None,
-        optimizer: Any,
-        loader: Any,
-        histories: bool,
-        random_state: bool,
-        objects: dict[str, Any],
-        num_rows: int | None = None,
-    ) -> Callable[[], dict[str, Any]]:
-        """Check everything; return a function that restores the arguments; see :func:`load`.
+    @property
+    def about(self) -> dict[str, Any]:
+        """Description of the rank that saved it and of its graph; see :func:`save_on_ranks`."""
+        if isinstance(self.values["ranks"], dict):
+            return self.values["ranks"]
+        state = self.values["loader"]  # The checkpoint is of a single process.
+        return {"cut": None, "perm": state.get("perm") if isinstance(state, dict) else None}
 
-        ``num_rows`` is the number of rows that histories will have. (default: as many as now)
-        """
+    def prepare(self, into: LoadTarget) -> Callable[[], dict[str, Any]]:
+        """Check everything; return a function that restores the target; see :func:`load`."""
         try:
-            weights, restores = self._check(model, optimizer, loader, histories, objects, num_rows)
+            weights, restores = self._check(into)
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
             raise CheckpointError(
                 f"{self.path} holds what no checkpoint has ({type(error).__name__}: {error}): it "
                 "is damaged"
             ) from error
-        if random_state:
+        if into.random_state:
             self._check_random_states()
-        saved = self.values["objects"]
-        given = {**objects, **({} if optimizer is None else {"optimizer": optimizer})}
-        if loader is not None:
-            given["loader"] = loader
+        model, saved = into.model, self.values["objects"]
 
         def load() -> dict[str, Any]:
-            _restore_all(given, {**saved, **{k: self.values[k] for k in ("optimizer", "loader")}})
+            states = {**saved, **{key: self.values[key] for key in ("optimizer", "loader")}}
+            _restore_all(into.given, states)
             if model is not None:
                 plain = model._checkpoint_module if isinstance(model, stored.MODELS) else model
                 plain.load_state_dict(dict(weights))
-            if histories and isinstance(model, stored.MODELS):
+            if into.histories and isinstance(model, stored.MODELS):
                 views = {name.split("_")[1] for name in restores if name.startswith("view_")}
                 if isinstance(model, ScalableGNN):
                     set_banks(model, len(views))
                     model._calls.order = self.node_order
                 for name, history in stored.name_histories(model).items():
                     restores[name](history)
-            if random_state:
+            if into.random_state:
                 restore_rng_states(self.values["random"])
-            others = {name: value for name, value in saved.items() if name not in objects}
+            others = {name: value for name, value in saved.items() if name not in into.objects}
             return {**self.values["state"], **others}
 
         return load
 
-    def _check(
-        self,
-        model: Module | None,
-        optimizer: Any,
-        loader: Any,
-        histories: bool,
-        objects: dict[str, Any],
-        num_rows: int | None,
-    ) -> tuple[Mapping[str, Tensor], Restores]:
-        """Check all arguments against the checkpoint; return the state of the model."""
+    def _check(self, into: LoadTarget) -> tuple[Mapping[str, Tensor], Restores]:
+        """Check the target against the checkpoint; return the state of the model."""
         weights: Mapping[str, Tensor] = {}
         restores: Restores = {}
-        if model is not None:
-            weights = self._weights_for(model)
-            if histories and isinstance(model, stored.MODELS):
-                restores = self._find_restores(model, num_rows)
+        if into.model is not None:
+            weights = self._weights_for(into.model)
+            if into.histories and isinstance(into.model, stored.MODELS):
+                restores = self._find_restores(into.model, into.num_rows)
         saved = self.values["objects"]
-        for name, value in (("optimizer", optimizer), ("loader", loader), *objects.items()):
-            given = saved.get(name) if name in objects else self.values[name]
-            if value is not None and given is None:
+        for name, value in into.given.items():
+            state = saved.get(name) if name in into.objects else self.values[name]
+            if value is not None and state is None:
                 raise ValueError(f"'{name}' is given, but {self.path} has none: leave it out")
-        if optimizer is not None:
-            _check_optimizer(optimizer, self.values["optimizer"])
-        if loader is not None and hasattr(loader, "check_state"):
-            loader.check_state(self.values["loader"])
+        if into.optimizer is not None:
+            _check_optimizer(into.optimizer, self.values["optimizer"])
+        if hasattr(into.loader, "check_state"):
+            into.loader.check_state(self.values["loader"])
         return weights, restores
 
     def _weights_for(self, model: Module) -> Mapping[str, Tensor]:
