@@ -18,7 +18,7 @@ from gas.checkpoint.files import MANIFEST, check_files, read_manifest
 from gas.checkpoint.target import LoadTarget
 from gas.checkpoint.tensors import CheckpointError, Checksum, TensorFile
 from gas.checkpoint.values import check_rng_states, from_json, restore_rng_states
-from gas.checkpoint.writer import MODEL, STATE, weights_of
+from gas.checkpoint.writer import MODEL, STATE, state_of, weights_of
 from gas.scalable import HeteroModel, ScalableGNN, set_banks
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class CheckpointReader:
                     restores[name](history)
             if into.random_state:
                 restore_rng_states(self.values["random"])
-            others = {name: value for name, value in saved.items() if name not in into.objects}
+            others = {name: value for name, value in saved.items() if name not in into.given}
             return {**self.values["state"], **others}
 
         return load
@@ -120,9 +120,9 @@ class CheckpointReader:
             if into.histories and isinstance(into.model, stored.MODELS):
                 restores = self._find_restores(into.model, into.num_rows)
         saved = self.values["objects"]
-        for name, value in into.given.items():
+        for name in into.given:
             state = saved.get(name) if name in into.objects else self.values[name]
-            if value is not None and state is None:
+            if state is None:
                 raise ValueError(f"'{name}' is given, but {self.path} has none: leave it out")
         if into.optimizer is not None:
             _check_optimizer(into.optimizer, self.values["optimizer"])
@@ -219,7 +219,7 @@ def _check_optimizer(optimizer: Any, state: Any) -> None:
 
 def _restore_all(objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:
     """Restore objects; if one raises an error, restore their previous states."""
-    before = {name: copy.deepcopy(_state(value)) for name, value in objects.items()}
+    before = {name: copy.deepcopy(state_of(name, value)) for name, value in objects.items()}
     done = []
     try:
         for name, value in objects.items():
@@ -233,10 +233,6 @@ def _restore_all(objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:
             f"'{done[-1]}' can't take what was saved ({type(error).__name__}: {error}): make it as "
             "it was when the checkpoint was written"
         ) from error
-
-
-def _state(value: Any) -> Any:
-    return value.get_state() if isinstance(value, torch.Generator) else value.state_dict()
 
 
 def _set_state(value: Any, state: Any) -> None:

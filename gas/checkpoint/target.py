@@ -68,8 +68,8 @@ class LoadTarget:
     @property
     def given(self) -> dict[str, Any]:
         """Objects with a state, by their names, the optimizer and the loader included."""
-        both = {"optimizer": self.optimizer, "loader": self.loader}
-        return {**self.objects, **{key: each for key, each in both.items() if each is not None}}
+        named = {**self.objects, "optimizer": self.optimizer, "loader": self.loader}
+        return {name: each for name, each in named.items() if each is not None}
 
     @property
     def ranks(self) -> ModelRanks | None:
