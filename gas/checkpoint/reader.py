@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,7 @@ from gas.scalable import HeteroModel, ScalableGNN, set_banks
 if TYPE_CHECKING:
     from gas.history import History
 
-
-# Functions that restore each history, by its name.
-Restores = Mapping[str, Callable[["History"], None]]
-
+Readings = Mapping[str, stored.StoredHistory]  # The stored histories, by their names.
 # Entries of optimizers with the shape of the parameter.
 LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
 
@@ -81,7 +77,7 @@ class CheckpointReader:
     def prepare(self, into: LoadTarget) -> Callable[[], dict[str, Any]]:
         """Check everything; return a function that restores the target; see :func:`load`."""
         try:
-            weights, restores = self._check(into)
+            weights, readings = self._check(into)
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
             raise CheckpointError(
                 f"{self.path} holds what no checkpoint has ({type(error).__name__}: {error}): it "
@@ -98,12 +94,13 @@ class CheckpointReader:
                 plain = model._checkpoint_module if isinstance(model, stored.MODELS) else model
                 plain.load_state_dict(dict(weights))
             if into.histories and isinstance(model, stored.MODELS):
-                views = {name.split("_")[1] for name in restores if name.startswith("view_")}
+                views = {name.split("_")[1] for name in readings if name.startswith("view_")}
                 if isinstance(model, ScalableGNN):
                     set_banks(model, len(views))
                     model._calls.order = self.node_order
                 for name, history in stored.name_histories(model).items():
-                    restores[name](history)
+                    file = self.manifest["files"][f"{name}.safetensors"]
+                    readings[name].restore(history, Checksum(file["bytes"], file["crc32"]))
             if into.random_state:
                 restore_rng_states(self.values["random"])
             others = {name: value for name, value in saved.items() if name not in into.given}
@@ -111,14 +108,14 @@ class CheckpointReader:
 
         return load
 
-    def _check(self, into: LoadTarget) -> tuple[Mapping[str, Tensor], Restores]:
+    def _check(self, into: LoadTarget) -> tuple[Mapping[str, Tensor], Readings]:
         """Check the target against the checkpoint; return the state of the model."""
         weights: Mapping[str, Tensor] = {}
-        restores: Restores = {}
+        readings: Readings = {}
         if into.model is not None:
             weights = self._weights_for(into.model)
             if into.histories and isinstance(into.model, stored.MODELS):
-                restores = self._find_restores(into.model, into.num_rows)
+                readings = self._read_histories(into.model, into.num_rows)
         saved = self.values["objects"]
         for name in into.given:
             state = saved.get(name) if name in into.objects else self.values[name]
@@ -128,7 +125,7 @@ class CheckpointReader:
             _check_optimizer(into.optimizer, self.values["optimizer"])
         if hasattr(into.loader, "check_state"):
             into.loader.check_state(self.values["loader"])
-        return weights, restores
+        return weights, readings
 
     def _weights_for(self, model: Module) -> Mapping[str, Tensor]:
         """Read the weights, and check that they fit the model."""
@@ -149,8 +146,8 @@ class CheckpointReader:
                 )
         return {name: file.read(name) for name in file}
 
-    def _find_restores(self, model: ScalableGNN | HeteroModel, num_rows: int | None) -> Restores:
-        """Return a function that restores each history, after a check that they fit the model."""
+    def _read_histories(self, model: ScalableGNN | HeteroModel, num_rows: int | None) -> Readings:
+        """Open the stored histories, by their names, and check that they fit the model."""
         found: dict[str, Any] = self.manifest["histories"]
         each = dict(enumerate(model.histories))
         names = {f"history_{number}": number for number in each}
@@ -163,13 +160,7 @@ class CheckpointReader:
                 "views included: make the model as it was, or pass histories=False, which loads "
                 "the rest"
             )
-        restores: dict[str, Callable[[History], None]] = {}
-        for name, number in names.items():
-            reading = self.read_history(name, each[number], num_rows)
-            file = self.manifest["files"][f"{name}.safetensors"]
-            written = Checksum(file["bytes"], file["crc32"])
-            restores[name] = partial(reading.restore, written=written)
-        return restores
+        return {n: self.read_history(n, each[number], num_rows) for n, number in names.items()}
 
     def read_history(self, name: str, like: History, num_rows: int | None) -> stored.StoredHistory:
         """Open and check a stored history."""
