@@ -178,7 +178,8 @@ class GraphImport:
             (self.folder.path / EDGES).open("xb") as file,
             self._bar("Reading edges", "edges", stream.num_edges) as bar,
         ):
-            for block in stream.rows(stream.blocks(), nodes):
+            for ids in stream.blocks():
+                block = stream.rows(ids, nodes)
                 size, width = len(block.src), 0 if block.attr is None else block.attr.shape[1]
                 kind = edge_record(
                     nodes.num_nodes, stream.has_weight, width, undirected, stream.has_types
