@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -100,7 +101,8 @@ def select_split(data: Data, split: int) -> None:
     """Keep the masks of one split, of shape ``[N]``."""
     several = [key for key in MASKS if key in data and data[key].dim() > 1]
     num_splits = max((data[key].size(1) for key in several), default=1)
-    if not isinstance(split, int) or not 0 <= split < num_splits:
+    is_number = isinstance(split, int | np.integer) and not isinstance(split, bool)
+    if not is_number or not 0 <= split < num_splits:
         raise ValueError(
             f"'split' is {split!r}, but the graph has {num_splits}: expected one of "
             f"0 to {num_splits - 1}, or 'all'"
