@@ -55,7 +55,6 @@ UNREACHED = [
     ),
     ("scalable/call.py", "raise StopForward", "ends forward early; is always caught"),
     ("scalable/norms.py", "raise StopForward", "ends forward early; is always caught"),
-    ("checkpoint/files.py", "raise AssertionError", "who writes one writes its manifest"),
     ("cli/checkpoints.py", "raise SystemExit", "a signal, as tests/checkpoint has it"),
     ("cli/command.py", "raise KeyboardInterrupt", "a signal, as tests/test_example.py has it"),
     ("cli/command.py", "raise FloatingPointError", "tests/training/test_diverged.py has it"),

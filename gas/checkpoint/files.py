@@ -139,8 +139,6 @@ def write_checkpoint(folder: Path, number: int) -> Iterator[FolderWriter]:
         try:
             with lock(temporary):
                 yield FolderWriter(temporary)
-                if not (temporary / MANIFEST).exists():
-                    raise AssertionError("a checkpoint without its manifest")
                 sync_folder(temporary)
                 os.rename(temporary, folder / name)
             sync_folder(folder)
@@ -210,10 +208,13 @@ def _check_version(path: Path, found: dict[str, Any]) -> None:
         )
 
 
-def find_source(folder: Path) -> Source | None:
+def find_source(folder: Path) -> Source:
     """Find the newest checkpoint of a folder; the folder may be a checkpoint itself.
 
     The checkpoint of a rank stands for those of all ranks.
+
+    Raises:
+        CheckpointError: If there is none, or ``newest.json`` is damaged.
     """
     if (folder / MANIFEST).exists():
         ranks = OF_RANKS.fullmatch(folder.parents[1].name) if len(folder.parents) > 2 else None
@@ -221,10 +222,14 @@ def find_source(folder: Path) -> Source | None:
             return Source(folder.parents[2], int(ranks[1]), folder.name)
         return Source(folder.parent, 0, folder.name)
     newest, others = read_newest(folder), checkpoints(folder)
-    name = others[-1].name if others else ""
     if newest is not None and (not others or checkpoint_number(others[-1]) < newest.number):
         return Source(folder, newest.world_size, f"checkpoint_{newest.number:06}")
-    return Source(folder, 0, name) if others else None
+    if not others:
+        raise CheckpointError(
+            f"'folder' is {str(folder)!r}, which has no complete checkpoint: expected a folder "
+            "that gas.save has written to"
+        )
+    return Source(folder, 0, others[-1].name)
 
 
 def checkpoint_number(path: Path) -> int:

@@ -8,11 +8,10 @@ checkpoints that it named before are removed only afterwards.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
-
-from torch.nn import Module
 
 from gas.checkpoint.files import (
     MANIFEST,
@@ -30,20 +29,15 @@ from gas.checkpoint.files import (
     sweep,
     write_newest,
 )
-from gas.checkpoint.reader import CheckpointReader, no_checkpoint_error
-from gas.checkpoint.redistribution import (
-    Graph,
-    LoadTarget,
-    Redistribution,
-    SavedRank,
-)
+from gas.checkpoint.reader import CheckpointReader
+from gas.checkpoint.redistribution import Redistribution
+from gas.checkpoint.target import Graph, LoadTarget
 from gas.checkpoint.tensors import CheckpointError
 from gas.checkpoint.writer import CheckpointWriter, history_writers
 from gas.native import warn
 from gas.scalable import ModelRanks, ScalableGNN, unwrap_loader
 
 if TYPE_CHECKING:
-    from gas.history import History
     from gas.scalable import Exchange, Group
 
 T = TypeVar("T")
@@ -145,37 +139,23 @@ def _find_other_sizes(folder: Path, world_size: int) -> Iterator[Path]:
 # Loading ------------------------------------------------------------------------------------------
 
 
-def load_on_ranks(
-    folder: Path,
-    model: Module | None,
-    optimizer: Any,
-    loader: Any,
-    histories: bool,
-    random_state: bool,
-    objects: dict[str, Any],
-) -> dict[str, Any]:
+def load_on_ranks(folder: Path, into: LoadTarget) -> dict[str, Any]:
     """See :func:`gas.load`."""
-    ranks = model.ranks if isinstance(model, ScalableGNN) else None
+    ranks = into.ranks
     group = None if ranks is None else ranks.group
-    histories = histories and isinstance(model, ScalableGNN)
     source = _find_source(folder, group)
-    into = LoadTarget(model, ranks, Graph.of(loader), histories)
-
-    def prepare() -> _Plan:
-        return _plan(source, into, optimizer, loader, random_state, objects)
-
-    plan = run_on_all_ranks(group, "reading a checkpoint", prepare)
+    plan = run_on_all_ranks(group, "reading a checkpoint", lambda: _plan(source, into))
     sums = [plan.sum] if group is None else group.gather_json(plan.sum, "comparing graphs")
     if plan.sum_then is not None and None not in sums and sum(sums) % (1 << 63) != plan.sum_then:
         raise _other_graph_error(source)
 
     # Up to here, nothing has been changed on any rank.
-    if ranks is not None and histories:
-        exchange = ranks.bind(cast(ScalableGNN, model), into.shard)
-        each = cast(ScalableGNN, model).histories
+    if ranks is not None and into.histories:
+        model = cast(ScalableGNN, into.model)
+        exchange = ranks.bind(model, into.shard)
         state = plan.exchange or {"arriving": []}
         run_on_all_ranks(
-            group, "reading a checkpoint", lambda: _restore_exchange(exchange, state, each)
+            group, "reading a checkpoint", lambda: _restore_exchange(exchange, state, model)
         )
     result = run_on_all_ranks(group, "going on from a checkpoint", plan.load)
     if plan.text and (group is None or group.rank == 0):
@@ -187,17 +167,14 @@ def _find_source(folder: Path, group: Group | None) -> Source:
     """Return the checkpoint that rank 0 finds, on all ranks."""
 
     def find() -> Source:
-        found = find_source(folder) if group is None or group.rank == 0 else Source(folder, 0, "")
-        if found is None:
-            raise no_checkpoint_error(folder)
-        return found
+        return find_source(folder) if group is None or group.rank == 0 else Source(folder, 0, "")
 
     found = run_on_all_ranks(group, "looking for a checkpoint", find)
     if group is None:
         return found
     _, world_size, name = group.gather_json([None, *found[1:]], "looking for a checkpoint")[0]
-    here = find_source(folder) if (folder / MANIFEST).exists() else None
-    return Source(folder if here is None else here.root, world_size, name)
+    root = find_source(folder).root if (folder / MANIFEST).exists() else folder
+    return Source(root, world_size, name)
 
 
 class _Plan(NamedTuple):
@@ -210,18 +187,10 @@ class _Plan(NamedTuple):
     sum_then: int | None = None  # The sum of the saved checksums.
 
 
-def _plan(
-    source: Source,
-    into: LoadTarget,
-    optimizer: Any,
-    loader: Any,
-    random_state: bool,
-    objects: dict[str, Any],
-) -> _Plan:
+def _plan(source: Source, into: LoadTarget) -> _Plan:
     """Read and check the state of this rank, redistributed if necessary."""
     if into.ranks is not None and into.histories and not into.is_known:
         raise _no_loader_error()
-    given = (into.model, optimizer)
     if into.model is not None and max(source.world_size, 1) == into.size:
         rank = 0 if into.ranks is None else into.ranks.group.rank
         found = _read(source, rank)
@@ -230,25 +199,21 @@ def _plan(
             sums = [found.about.get("sum"), None if into.graph is None else into.graph.sum]
             if None not in sums and sums[0] != sums[1]:
                 raise _other_graph_error(source)
-            num_rows = into.num_rows if into.histories else None
-            load = found.files.prepare(
-                *given, loader, into.histories, random_state, objects, num_rows
-            )
-            return _Plan(load, found.about.get("exchange"))
+            return _Plan(found.prepare(into), found.about.get("exchange"))
     sources = [_read(source, rank) for rank in range(max(source.world_size, 1))]
-    load = sources[0].files.prepare(*given, None, False, False, objects)
+    load = sources[0].prepare(replace(into, loader=None, histories=False, random_state=False))
     moving = Redistribution(sources, into) if into.histories else None
 
     def restore() -> dict[str, Any]:
         state = load()
         if moving is not None:
             moving.restore(cast(ScalableGNN, into.model))
-        forget = getattr(unwrap_loader(loader), "forget_epoch", None)
+        forget = getattr(unwrap_loader(into.loader), "forget_epoch", None)
         if forget is not None:
             forget()
         return state
 
-    if not into.histories and loader is None:
+    if not into.histories and into.loader is None:
         return _Plan(restore)
     then = [n for found in sources if isinstance(n := found.about.get("sum"), int)]
     sum_then = sum(then) % (1 << 63) if len(then) == len(sources) else None
@@ -269,17 +234,13 @@ def _other_graph_error(source: Source) -> ValueError:
     )
 
 
-def _read(source: Source, rank: int) -> SavedRank:
+def _read(source: Source, rank: int) -> CheckpointReader:
     """Read the checkpoint of a rank."""
     path = source.path(rank)
     try:
-        files = CheckpointReader(path)
-        about = files.values["ranks"]
-        is_its_own = isinstance(about, dict) and (about.get("rank"), about.get("world_size")) == (
-            rank,
-            source.world_size,
-        )
-        if source.world_size and not is_its_own:
+        found = CheckpointReader(path)
+        saved_by = found.about.get("rank"), found.about.get("world_size")
+        if source.world_size and saved_by != (rank, source.world_size):
             raise CheckpointError(f"{path} was saved by another rank: it is damaged")
     except CheckpointError as error:
         if not source.world_size:
@@ -288,11 +249,7 @@ def _read(source: Source, rank: int) -> SavedRank:
             f"{error}. It is what rank {rank} of {source.world_size} has saved"
             f"{_advice(source, path)}"
         ) from error
-    if isinstance(about, dict):
-        return SavedRank(files, about)
-    state = files.values["loader"]  # The checkpoint is of a single process.
-    perm = state.get("perm") if isinstance(state, dict) else None
-    return SavedRank(files, {"cut": None, "perm": perm})
+    return found
 
 
 def _advice(source: Source, path: Path) -> str:
@@ -306,10 +263,10 @@ def _advice(source: Source, path: Path) -> str:
     return f". All ranks have one before it: load {str(max(before, key=checkpoint_number))!r}"
 
 
-def _restore_exchange(exchange: Exchange, state: Any, histories: Sequence[History]) -> None:
+def _restore_exchange(exchange: Exchange, state: Any, model: ScalableGNN) -> None:
     """Restore the message that was in transit."""
     try:
-        exchange.restore(state, histories)
+        exchange.restore(state, model.histories)
     except ValueError as error:
         raise CheckpointError(
             f"{error}: choose 'dtype' of gas.distribute as it was then"

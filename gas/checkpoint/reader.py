@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,26 +14,16 @@ from torch.nn import Module
 
 from gas.checkpoint import histories as stored
 from gas.checkpoint.files import MANIFEST, check_files, read_manifest
+from gas.checkpoint.target import LoadTarget
 from gas.checkpoint.tensors import CheckpointError, Checksum, TensorFile
 from gas.checkpoint.values import check_rng_states, from_json, restore_rng_states
-from gas.checkpoint.writer import MODEL, STATE, weights_of
+from gas.checkpoint.writer import MODEL, STATE, state_of, weights_of
 from gas.scalable import HeteroModel, ScalableGNN, set_banks
 
 if TYPE_CHECKING:
     from gas.history import History
 
-
-def no_checkpoint_error(folder: Path) -> CheckpointError:
-    """Make the error for a folder without a complete checkpoint."""
-    return CheckpointError(
-        f"'folder' is {str(folder)!r}, which has no complete checkpoint: expected a folder that "
-        "gas.save has written to"
-    )
-
-
-# Functions that restore each history, by its name.
-Restores = Mapping[str, Callable[["History"], None]]
-
+Readings = Mapping[str, stored.StoredHistory]  # The stored histories, by their names.
 # Entries of optimizers with the shape of the parameter.
 LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg")
 
@@ -77,79 +66,66 @@ class CheckpointReader:
             if name not in self.manifest["files"]:
                 raise CheckpointError(f"{self.path / MANIFEST} names no file {name}: it is damaged")
 
-    def prepare(
-        self,
-        model: Module | None,
-        optimizer: Any,
-        loader: Any,
-        histories: bool,
-        random_state: bool,
-        objects: dict[str, Any],
-        num_rows: int | None = None,
-    ) -> Callable[[], dict[str, Any]]:
-        """Check everything; return a function that restores the arguments; see :func:`load`.
+    @property
+    def about(self) -> dict[str, Any]:
+        """Description of the rank that saved it and of its graph; see :func:`save_on_ranks`."""
+        if isinstance(self.values["ranks"], dict):
+            return self.values["ranks"]
+        state = self.values["loader"]  # The checkpoint is of a single process.
+        return {"cut": None, "perm": state.get("perm") if isinstance(state, dict) else None}
 
-        ``num_rows`` is the number of rows that histories will have. (default: as many as now)
-        """
+    def prepare(self, into: LoadTarget) -> Callable[[], dict[str, Any]]:
+        """Check everything; return a function that restores the target; see :func:`load`."""
         try:
-            weights, restores = self._check(model, optimizer, loader, histories, objects, num_rows)
+            weights, readings = self._check(into)
         except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
             raise CheckpointError(
                 f"{self.path} holds what no checkpoint has ({type(error).__name__}: {error}): it "
                 "is damaged"
             ) from error
-        if random_state:
+        if into.random_state:
             self._check_random_states()
-        saved = self.values["objects"]
-        given = {**objects, **({} if optimizer is None else {"optimizer": optimizer})}
-        if loader is not None:
-            given["loader"] = loader
+        model, saved = into.model, self.values["objects"]
 
         def load() -> dict[str, Any]:
-            _restore_all(given, {**saved, **{k: self.values[k] for k in ("optimizer", "loader")}})
+            states = {**saved, **{key: self.values[key] for key in ("optimizer", "loader")}}
+            _restore_all(into.given, states)
             if model is not None:
                 plain = model._checkpoint_module if isinstance(model, stored.MODELS) else model
                 plain.load_state_dict(dict(weights))
-            if histories and isinstance(model, stored.MODELS):
-                views = {name.split("_")[1] for name in restores if name.startswith("view_")}
+            if into.histories and isinstance(model, stored.MODELS):
+                views = {name.split("_")[1] for name in readings if name.startswith("view_")}
                 if isinstance(model, ScalableGNN):
                     set_banks(model, len(views))
                 model._calls.order = self.node_order
                 for name, history in stored.name_histories(model).items():
-                    restores[name](history)
-            if random_state:
+                    file = self.manifest["files"][f"{name}.safetensors"]
+                    readings[name].restore(history, Checksum(file["bytes"], file["crc32"]))
+            if into.random_state:
                 restore_rng_states(self.values["random"])
-            others = {name: value for name, value in saved.items() if name not in objects}
+            others = {name: value for name, value in saved.items() if name not in into.given}
             return {**self.values["state"], **others}
 
         return load
 
-    def _check(
-        self,
-        model: Module | None,
-        optimizer: Any,
-        loader: Any,
-        histories: bool,
-        objects: dict[str, Any],
-        num_rows: int | None,
-    ) -> tuple[Mapping[str, Tensor], Restores]:
-        """Check all arguments against the checkpoint; return the state of the model."""
+    def _check(self, into: LoadTarget) -> tuple[Mapping[str, Tensor], Readings]:
+        """Check the target against the checkpoint; return the state of the model."""
         weights: Mapping[str, Tensor] = {}
-        restores: Restores = {}
-        if model is not None:
-            weights = self._weights_for(model)
-            if histories and isinstance(model, stored.MODELS):
-                restores = self._find_restores(model, num_rows)
+        readings: Readings = {}
+        if into.model is not None:
+            weights = self._weights_for(into.model)
+            if into.histories and isinstance(into.model, stored.MODELS):
+                readings = self._read_histories(into.model, into.num_rows)
         saved = self.values["objects"]
-        for name, value in (("optimizer", optimizer), ("loader", loader), *objects.items()):
-            given = saved.get(name) if name in objects else self.values[name]
-            if value is not None and given is None:
+        for name in into.given:
+            state = saved.get(name) if name in into.objects else self.values[name]
+            if state is None:
                 raise ValueError(f"'{name}' is given, but {self.path} has none: leave it out")
-        if optimizer is not None:
-            _check_optimizer(optimizer, self.values["optimizer"])
-        if loader is not None and hasattr(loader, "check_state"):
-            loader.check_state(self.values["loader"])
-        return weights, restores
+        if into.optimizer is not None:
+            _check_optimizer(into.optimizer, self.values["optimizer"])
+        if hasattr(into.loader, "check_state"):
+            into.loader.check_state(self.values["loader"])
+        return weights, readings
 
     def _weights_for(self, model: Module) -> Mapping[str, Tensor]:
         """Read the weights, and check that they fit the model."""
@@ -170,8 +146,8 @@ class CheckpointReader:
                 )
         return {name: file.read(name) for name in file}
 
-    def _find_restores(self, model: ScalableGNN | HeteroModel, num_rows: int | None) -> Restores:
-        """Return a function that restores each history, after a check that they fit the model."""
+    def _read_histories(self, model: ScalableGNN | HeteroModel, num_rows: int | None) -> Readings:
+        """Open the stored histories, by their names, and check that they fit the model."""
         found: dict[str, Any] = self.manifest["histories"]
         each = dict(enumerate(model.histories))
         names = {f"history_{number}": number for number in each}
@@ -184,13 +160,7 @@ class CheckpointReader:
                 "views included: make the model as it was, or pass histories=False, which loads "
                 "the rest"
             )
-        restores: dict[str, Callable[[History], None]] = {}
-        for name, number in names.items():
-            reading = self.read_history(name, each[number], num_rows)
-            file = self.manifest["files"][f"{name}.safetensors"]
-            written = Checksum(file["bytes"], file["crc32"])
-            restores[name] = partial(reading.restore, written=written)
-        return restores
+        return {n: self.read_history(n, each[number], num_rows) for n, number in names.items()}
 
     def read_history(self, name: str, like: History, num_rows: int | None) -> stored.StoredHistory:
         """Open and check a stored history."""
@@ -240,7 +210,7 @@ def _check_optimizer(optimizer: Any, state: Any) -> None:
 
 def _restore_all(objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:
     """Restore objects; if one raises an error, restore their previous states."""
-    before = {name: copy.deepcopy(_state(value)) for name, value in objects.items()}
+    before = {name: copy.deepcopy(state_of(name, value)) for name, value in objects.items()}
     done = []
     try:
         for name, value in objects.items():
@@ -254,10 +224,6 @@ def _restore_all(objects: Mapping[str, Any], states: Mapping[str, Any]) -> None:
             f"'{done[-1]}' can't take what was saved ({type(error).__name__}: {error}): make it as "
             "it was when the checkpoint was written"
         ) from error
-
-
-def _state(value: Any) -> Any:
-    return value.get_state() if isinstance(value, torch.Generator) else value.state_dict()
 
 
 def _set_state(value: Any, state: Any) -> None:

@@ -11,7 +11,6 @@ from typing import Any, Literal, overload
 from torch.nn import Module
 
 from gas.checkpoint.files import (
-    MANIFEST,
     checkpoints,
     find_source,
     next_number,
@@ -19,8 +18,10 @@ from gas.checkpoint.files import (
     read_manifest,
     sweep,
 )
+from gas.checkpoint.histories import MODELS
 from gas.checkpoint.ranks import load_on_ranks, save_on_ranks
-from gas.checkpoint.reader import CheckpointReader, no_checkpoint_error
+from gas.checkpoint.reader import CheckpointReader
+from gas.checkpoint.target import LoadTarget
 from gas.checkpoint.tensors import CheckpointError
 from gas.checkpoint.values import from_json
 from gas.checkpoint.writer import CheckpointWriter, history_writers, unwrap_model
@@ -216,18 +217,16 @@ def load(
         with contextlib.suppress(Exception):  # Its future raises the error.
             _under_way[folder].result()
     model = None if model is None else unwrap_model(model)
-    is_rank = isinstance(model, ScalableGNN) and model.ranks is not None
-    source = None if is_rank else find_source(folder)
-    if is_rank or (source is not None and source.world_size):
-        return load_on_ranks(folder, model, optimizer, loader, histories, random_state, objects)
-    paths = [folder] if (folder / MANIFEST).exists() else checkpoints(folder)
-    if not paths:
-        raise no_checkpoint_error(folder)
+    histories = histories and isinstance(model, MODELS)
+    into = LoadTarget(model, optimizer, loader, histories, random_state, objects)
+    source = find_source(folder) if into.ranks is None else None
+    if source is None or source.world_size:
+        return load_on_ranks(folder, into)
     try:
-        found = CheckpointReader(paths[-1])
+        found = CheckpointReader(source.path(0))
     except CheckpointError as error:
-        raise CheckpointError(f"{error}{_advice(paths)}") from error
-    return found.prepare(model, optimizer, loader, histories, random_state, objects)()
+        raise CheckpointError(f"{error}{_advice(folder)}") from error
+    return found.prepare(into)()
 
 
 def peek(folder: str | Path, *names: str) -> dict[str, Any]:
@@ -238,20 +237,17 @@ def peek(folder: str | Path, *names: str) -> dict[str, Any]:
     """
     folder = Path(folder).absolute()
     source = find_source(folder)
-    if source is None:
-        raise no_checkpoint_error(folder)
     try:
         state = read_manifest(source.path(0)).get("state")
     except CheckpointError as error:
-        others = [] if source.world_size else checkpoints(folder)
-        raise CheckpointError(f"{error}{_advice(others)}") from error
+        raise CheckpointError(f"{error}{'' if source.world_size else _advice(folder)}") from error
     state = state if isinstance(state, dict) else {}
     return {name: from_json(state[name], {}) for name in names if name in state}
 
 
-def _advice(paths: list[Path]) -> str:
-    """Name an earlier checkpoint that can be loaded instead."""
-    for path in reversed(paths[:-1]):
+def _advice(folder: Path) -> str:
+    """Name an earlier checkpoint of a folder that can be loaded instead."""
+    for path in reversed(checkpoints(folder)[:-1]):
         try:
             CheckpointReader(path)
         except CheckpointError:

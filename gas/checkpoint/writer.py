@@ -31,10 +31,10 @@ class CheckpointWriter:
         self.tensors: dict[str, Tensor] = {}
         order = model._calls.order if isinstance(model, stored.MODELS) else None
         self.manifest: dict[str, Any] = {"torch": torch.__version__, "node_order": order}
-        self.add("optimizer", _state_of("optimizer", optimizer))
-        self.add("loader", _state_of("loader", loader))
+        self.add("optimizer", state_of("optimizer", optimizer))
+        self.add("loader", state_of("loader", loader))
         self.add("random", rng_states())
-        objects = {k: _state_of(k, v) for k, v in state.items() if _is_object(v)}
+        objects = {k: state_of(k, v) for k, v in state.items() if _is_object(v)}
         values = {k: v for k, v in state.items() if not _is_object(v)}
         for key, each in (("objects", objects), ("state", values)):
             self.manifest[key] = {k: to_json(v, k, self.tensors) for k, v in each.items()}
@@ -99,7 +99,7 @@ def _is_object(value: Any) -> bool:
     return isinstance(value, torch.Generator) or hasattr(value, "state_dict")
 
 
-def _state_of(name: str, value: Any) -> Any:
+def state_of(name: str, value: Any) -> Any:
     """Return the state of an object, with ``state_dict()`` or a generator."""
     if value is None:
         return None

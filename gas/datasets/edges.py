@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -199,19 +199,18 @@ class EdgeStream:
             return Categorical(_text_ids(distinct, self.file, self._at_once is not None), codes)
         return Categorical(plain_ids(distinct.to_numpy(zero_copy_only=False)), codes)
 
-    def rows(self, blocks: Iterable[EdgeBlock], nodes: Nodes) -> Iterator[EdgeRows]:
-        """Convert blocks of edges between ids to edges between rows of nodes."""
-        for block in blocks:
-            src, dst = (
-                nodes.rows(end.distinct, self.file.name)[end.codes]
-                for end in (block.source, block.target)
-            )
-            types = None
-            if block.types is not None:
-                known = self._type_numbers
-                numbers = [known.setdefault(t, len(known)) for t in block.types.distinct.tolist()]
-                types = np.array(numbers, np.int32)[block.types.codes]
-            yield EdgeRows(src, dst, block.weight, block.attr, types)
+    def rows(self, block: EdgeBlock, nodes: Nodes) -> EdgeRows:
+        """Convert edges between ids to edges between rows of nodes."""
+        src, dst = (
+            nodes.rows(end.distinct, self.file.name)[end.codes]
+            for end in (block.source, block.target)
+        )
+        types = None
+        if block.types is not None:
+            known = self._type_numbers
+            numbers = [known.setdefault(t, len(known)) for t in block.types.distinct.tolist()]
+            types = np.array(numbers, np.int32)[block.types.codes]
+        return EdgeRows(src, dst, block.weight, block.attr, types)
 
     def sort_types(self) -> tuple[np.ndarray, Names]:
         """Return the final number of each type of :meth:`rows`, and the names by number.
@@ -229,7 +228,7 @@ class EdgeStream:
 
 def set_edges(stream: EdgeStream, block: EdgeBlock, nodes: Nodes, data: Data) -> None:
     """Set ``edge_index`` of a graph, and the weights, attributes and types of edges, if any."""
-    [edges] = stream.rows([block], nodes)
+    edges = stream.rows(block, nodes)
     if edges.weight is not None:
         data.edge_weight = torch.from_numpy(edges.weight)
     if edges.attr is not None:

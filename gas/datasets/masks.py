@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
+from gas.datasets.roles import PART_OF
 from gas.graph import check_ids, is_node_list, known_target_mask
 
 NUM_SPLITS = 20  # The number of random splits of a graph without one, up to
 MOST_SPLIT_NODES = 100_000  # so many nodes; larger graphs get one.
 
-# Names of the sets of a split in lists of nodes.
 MASKS = ("train_mask", "val_mask", "test_mask")
-PARTS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
 def index2mask(index: Tensor, size: int) -> Tensor:
@@ -59,11 +59,10 @@ def with_masks(data: Data, num_splits: int | None = None) -> Data:
         num_splits: The number of random splits. (default: 20 up to 100,000 nodes, else 1)
     """
     for key, value in list(data):
-        if is_node_list(key, value) and key.split("_")[0] in PARTS:
-            part = f"{PARTS[key.split('_')[0]]}_mask"
-            if part not in data:
-                check_ids(value, data.num_nodes, key)
-                data[part] = index2mask(value.long(), data.num_nodes)
+        part = PART_OF.get(key.split("_")[0])
+        if part is not None and is_node_list(key, value) and f"{part}_mask" not in data:
+            check_ids(value, data.num_nodes, key)
+            data[f"{part}_mask"] = index2mask(value.long(), data.num_nodes)
     given = [key for key in MASKS if key in data]
     if given:
         for key in MASKS:
@@ -102,7 +101,8 @@ def select_split(data: Data, split: int) -> None:
     """Keep the masks of one split, of shape ``[N]``."""
     several = [key for key in MASKS if key in data and data[key].dim() > 1]
     num_splits = max((data[key].size(1) for key in several), default=1)
-    if not isinstance(split, int) or not 0 <= split < num_splits:
+    is_number = isinstance(split, int | np.integer) and not isinstance(split, bool)
+    if not is_number or not 0 <= split < num_splits:
         raise ValueError(
             f"'split' is {split!r}, but the graph has {num_splits}: expected one of "
             f"0 to {num_splits - 1}, or 'all'"

@@ -283,10 +283,9 @@ def _load_ogb(root: str, name: str) -> Data:
 
 
 _load_heterophilous = partial(load_pyg, "HeterophilousGraphDataset")
+_HETEROPHILOUS = ("Roman-empire", "Amazon-ratings", "Minesweeper", "Tolokers", "Questions")
 _NAMED: dict[str, Callable[[str], Data]] = {
-    "Cora": partial(load_planetoid, name="Cora"),
-    "CiteSeer": partial(load_planetoid, name="CiteSeer"),
-    "PubMed": partial(load_planetoid, name="PubMed"),
+    **{name: partial(load_planetoid, name=name) for name in ("Cora", "CiteSeer", "PubMed")},
     "AmazonComputers": partial(_load_with_few_labels, cls_name="Amazon", name="Computers"),
     "AmazonPhoto": partial(_load_with_few_labels, cls_name="Amazon", name="Photo"),
     "CoauthorCS": partial(_load_with_few_labels, cls_name="Coauthor", name="CS"),
@@ -295,17 +294,12 @@ _NAMED: dict[str, Callable[[str], Data]] = {
     "FacebookPagePage": lambda root: T.ToUndirected()(  # The file has each edge once.
         load_pyg("FacebookPagePage", f"{root}/FacebookPagePage")
     ),
-    "Roman-empire": partial(_load_heterophilous, name="Roman-empire"),
-    "Amazon-ratings": partial(_load_heterophilous, name="Amazon-ratings"),
-    "Minesweeper": partial(_load_heterophilous, name="Minesweeper"),
-    "Tolokers": partial(_load_heterophilous, name="Tolokers"),
-    "Questions": partial(_load_heterophilous, name="Questions"),
+    **{name: partial(_load_heterophilous, name=name) for name in _HETEROPHILOUS},
     "PPI": _load_ppi,
     "Flickr": lambda root: load_pyg("Flickr", f"{root}/Flickr"),
     "Reddit2": lambda root: load_standardised("Reddit2", f"{root}/Reddit2"),
     "Yelp": lambda root: load_standardised("Yelp", f"{root}/Yelp"),
-    "ogbn-arxiv": partial(_load_ogb, name="ogbn-arxiv"),
-    "ogbn-products": partial(_load_ogb, name="ogbn-products"),
+    **{name: partial(_load_ogb, name=name) for name in ("ogbn-arxiv", "ogbn-products")},
 }
 _DATASETS = {dataset_key(name): (name, load) for name, load in _NAMED.items()}
 

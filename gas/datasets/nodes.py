@@ -25,6 +25,7 @@ from gas.datasets.arrays import (
 from gas.datasets.roles import (
     INDEX,
     NODE_COLUMNS,
+    PART_OF,
     SPLITS,
     leave_out,
     number_array,
@@ -271,8 +272,7 @@ def _labels_of_type(table: Table, name: str) -> tuple[Tensor, list[str | int] | 
 
 def _masks(codes: np.ndarray, distinct: np.ndarray, file: Path) -> dict[str, Tensor]:
     """Convert the column of a split to masks; an empty cell is in none."""
-    parts = {name: part for part, names in SPLITS.items() for name in names}
-    named = [parts.get(str(name).strip().lower(), "") for name in distinct]
+    named = [PART_OF.get(str(name).strip().lower(), "") for name in distinct]
     if "" in named:
         raise ValueError(
             f"{file} has a split {str(distinct[named.index('')])!r}, expected train, val and test, "

@@ -14,7 +14,7 @@ from gas.datasets.edges import one_way_share, with_reverse
 from gas.datasets.files import read_archive
 from gas.datasets.folder import read_folder
 from gas.datasets.hetero import to_hetero_data
-from gas.datasets.masks import with_masks
+from gas.datasets.masks import MASKS, with_masks
 from gas.graph import (
     SHARD,
     SHARDS,
@@ -256,7 +256,7 @@ def _summary(path: Path, data: Data) -> list[str]:
         found += [f"{unknown:,} nodes without a label"] * (unknown > 0)
     lines = [f"{path}: {', '.join(found)}"]
     if "train_mask" in data:
-        masks = [data[f"{part}_mask"].view(data.num_nodes, -1) for part in ("train", "val", "test")]
+        masks = [data[key].view(data.num_nodes, -1) for key in MASKS]
         sizes = ", ".join(str(int(mask[:, 0].sum())) for mask in masks)
         made_up = f", {data.split}" if "split" in data else ""
         lines.append(f"nodes for training, validation, test: {sizes}{made_up}")

@@ -32,6 +32,7 @@ SPLITS = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
+PART_OF = {name: part for part, names in SPLITS.items() for name in names}
 TYPE_NAMES = {"edge_type_names": "edge_type", "node_type_names": "node_type"}  # Lines of names.
 LISTS = ("", "_idx", "_index", "_ids", "_nodes")  # Endings of the names of lists of nodes.
 # Names of columns, in lower case.
@@ -55,9 +56,8 @@ INDEX = ("", "unnamed: 0", "__index_level_0__")  # Names that pandas gives to it
 def find_files(path: Path) -> dict[str, Path]:
     """Return the files of a folder by the roles of their names."""
     roles = {name: role for role, names in FILES.items() for name in names}
-    for part, names in SPLITS.items():
-        roles |= {name + end: part for name in names for end in LISTS}
-        roles |= {f"{name}_mask": f"{part}_mask" for name in names}
+    roles |= {name + end: part for name, part in PART_OF.items() for end in LISTS}
+    roles |= {f"{name}_mask": f"{part}_mask" for name, part in PART_OF.items()}
     found: dict[str, Path] = {}
     others = []
     for file in sorted(path.iterdir()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +145,15 @@ def import_stores(
         COL: Array(f"{COL}.npy", index, (csr.col.numel(),)),
     }
     tensors: dict[str, TensorAttr] = {}
+    left = []
     for attr in features.get_all_tensor_attrs():
         key = attr.attr_name
         array = _describe(features, attr, num_nodes)
-        if array is not None:
+        if array is None:
+            left.append(f"the tensor {key!r} of {attr.group_name}")
+        else:
             arrays[key], tensors[key] = array, attr
-    left = [attr for attr in features.get_all_tensor_attrs() if attr.attr_name not in arrays]
-    leave_out([f"the tensor {attr.attr_name!r} of {attr.group_name}" for attr in left], "'source'")
+    leave_out(left, "'source'")
     arrays[PERM] = Array(f"{PERM}.npy", "int64", (num_nodes,))
     arrays[PARTS] = Array(f"{PARTS}.npy", "int64", (2,))
     said = Description(num_nodes, csr.col.numel(), dict(arrays), {})
@@ -191,17 +194,10 @@ def _read_edges(features: FeatureStore, graph: GraphStore) -> Edges:
     elif layout == EdgeLayout.CSR:
         row = ptr2index(row.long())
     of_nodes = [a for a in features.get_all_tensor_attrs() if not isinstance(a.group_name, tuple)]
-    shapes = [features.get_tensor_size(_select_rows(attr, None)) for attr in of_nodes]
+    shapes = [features.get_tensor_size(replace(attr, index=None)) for attr in of_nodes]
     sizes = [shape[0] for shape in shapes if shape]
     sizes += [size for size in attr.size or () if size is not None]
     return read_edges(torch.stack([row.long(), col.long()]), max(sizes, default=None))
-
-
-def _select_rows(attr: TensorAttr, index: Any) -> TensorAttr:
-    """Return the attribute for some rows of a tensor; ``None``: all rows."""
-    attr = copy.copy(attr)
-    attr.index = index
-    return attr
 
 
 def _describe(features: FeatureStore, attr: TensorAttr, num_nodes: int) -> Array | None:
@@ -209,8 +205,8 @@ def _describe(features: FeatureStore, attr: TensorAttr, num_nodes: int) -> Array
     key = attr.attr_name
     if isinstance(attr.group_name, tuple) or key in (PERM, PARTS):
         return None
-    shape = features.get_tensor_size(_select_rows(attr, None))
-    first = features.get_tensor(_select_rows(attr, torch.arange(min(1, num_nodes))))
+    shape = features.get_tensor_size(replace(attr, index=None))
+    first = features.get_tensor(replace(attr, index=torch.arange(min(1, num_nodes))))
     if isinstance(first, Encoded):
         first = first.dequantize()
     first = torch.as_tensor(first)
@@ -234,7 +230,7 @@ def _read_rows(
     step = max(1, BLOCK_BYTES * num_rows // max(1, array.nbytes))
     for first in range(0, num_rows, step):
         index = torch.arange(first, min(first + step, num_rows))
-        rows = torch.as_tensor(features.get_tensor(_select_rows(attr, index)))
+        rows = torch.as_tensor(features.get_tensor(replace(attr, index=index)))
         if check:
             check_finite(attr.attr_name, rows, first)
         yield array_of(rows)

@@ -145,12 +145,9 @@ def _rank_in_group(group: Tensor, gain: Tensor) -> Tensor:
     """Return the rank of each node within its group, by decreasing gain."""
     order = gain.argsort(descending=True, stable=True)
     order = order[group[order].argsort(stable=True)]
-    of = group[order]
-    place = torch.arange(of.numel())
-    starts = torch.ones_like(of, dtype=torch.bool)
-    starts[1:] = of[1:] != of[:-1]
-    first = torch.where(starts, place, place.new_zeros(())).cummax(0).values if of.numel() else of
-    return torch.empty_like(place).index_copy_(0, order, place - first)
+    group = group[order]
+    rank = torch.arange(group.numel()) - torch.searchsorted(group, group)
+    return torch.empty_like(rank).index_copy_(0, order, rank)
 
 
 def _spread(part: Tensor, columns: Tensor, room: Tensor, degree: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ def cluster(
     partition = _Partition(data, before, edges, cut, shards, options, edge_weight, classes)
     if isinstance(memory, int) and model is not None:
         count = model.parts_within(memory, partition.cut_sample)
-        num_parts = partition.round_num_parts(count)
+        num_parts = round_num_parts(count, shards, edges.num_nodes)
         if log:
             print(f"{num_parts} parts", file=sys.stderr)
     if writer is None or folder is None:
@@ -301,13 +301,9 @@ class _Partition:
             out[SHARDS] = bounds
         return out
 
-    def round_num_parts(self, num_parts: int) -> int:
-        """Round a number of parts to a multiple of the number of shards."""
-        return round_num_parts(num_parts, self.shards, self.edges.num_nodes)
-
     def cut_sample(self, num_parts: int) -> Data:
         """Partition the graph into about so many parts, to measure its mini-batches."""
-        out = self.cut(self.round_num_parts(num_parts))
+        out = self.cut(round_num_parts(num_parts, self.shards, self.edges.num_nodes))
         if SHARDS in out:  # Every process measures all parts, so that the results agree.
             del out[SHARDS]
         return out

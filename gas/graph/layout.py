@@ -195,26 +195,18 @@ class _Coo(Layout):
         return [coo._indices(), coo._values()]
 
 
-LAYOUTS = ("csr", "edge_index", "sparse_tensor", "fused")
-_BY_NAME: dict[str, Layout] = {}  # The layouts of batches; gas.graph.adjacency adds "fused".
+LAYOUTS = ("csr", "edge_index", "sparse_tensor", "fused")  # The layouts of batches.
+_KNOWN: list[Layout] = [_SparseTensorLayout(), _EdgeIndex(), _Csr(), _Coo()]
 
 
-def register_layout(layout: Layout) -> Layout:
-    """Add a layout of mini-batches."""
-    _BY_NAME[layout.name] = layout
-    _SEARCH_ORDER.insert(0, layout)
-    return layout
-
-
-_SEARCH_ORDER: list[Layout] = [_Coo()]  # register_layout() inserts in front.
-
-for _layout in (_Csr(), _EdgeIndex(), _SparseTensorLayout()):
-    register_layout(_layout)
+def register_layout(layout: Layout) -> None:
+    """Add a layout, which is tried before the others; gas.graph.adjacency adds ``fused``."""
+    _KNOWN.insert(0, layout)
 
 
 def layout_of(adj: Any, name: str = "adj") -> Layout:
     """Return the layout of an adjacency."""
-    for layout in _SEARCH_ORDER:
+    for layout in _KNOWN:
         if layout.holds(adj):
             return layout
     raise ValueError(
@@ -226,14 +218,14 @@ def layout_of(adj: Any, name: str = "adj") -> Layout:
 
 def find_layout(name: str) -> Layout:
     """Return the layout of adjacencies called ``name``."""
-    if name not in _BY_NAME:
+    if name not in LAYOUTS:
         raise ValueError(f"'layout' is {name!r}, expected one of {', '.join(map(repr, LAYOUTS))}")
     if name == "sparse_tensor" and not WITH_TORCH_SPARSE:
         raise ImportError(
             "layout='sparse_tensor' needs torch-sparse: pip install --no-build-isolation "
             "torch-scatter torch-sparse, or use layout='csr'"
         )
-    return _BY_NAME[name]
+    return next(layout for layout in _KNOWN if layout.name == name)
 
 
 def default_layout(adj: Any, is_clustered: bool = False) -> str:
@@ -244,7 +236,7 @@ def default_layout(adj: Any, is_clustered: bool = False) -> str:
         is_clustered: Whether the parts are those of the graph, from :func:`gas.cluster`.
             (default: ``False``)
     """
-    if _BY_NAME["sparse_tensor"].holds(adj):
+    if WITH_TORCH_SPARSE and isinstance(adj, SparseTensor):
         return "sparse_tensor"
     return "fused" if is_clustered else "csr"
 

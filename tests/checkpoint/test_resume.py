@@ -290,6 +290,9 @@ def test_values_come_back_as_they_were(tmp_path):
         "dollar": found["dollar"]
     }
     assert "scheduler" in gas.load(tmp_path, model)  # As it was saved, without an object for it.
+    assert "scheduler" in gas.load(tmp_path, model, scheduler=None)
+    with pytest.raises(ValueError, match=r"'scheduler' is a int, which has no state_dict\(\)"):
+        gas.load(tmp_path, model, scheduler=7)
 
 
 def test_tensors_are_read_in_blocks_of_rows(tmp_path, monkeypatch):

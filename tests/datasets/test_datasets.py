@@ -340,11 +340,13 @@ def test_large_planted_graphs_have_one_split(monkeypatch):
 def test_masks_are_those_of_one_split():
     several = gas.get_data("data", "planted:100", split="all")[0]
     assert several.split == with_masks(planted_partition(100)).split
-    for options, number in (({}, 0), ({"split": 7}, 7)):
+    for options, number in (({}, 0), ({"split": 7}, 7), ({"split": np.int64(7)}, 7)):
         data = gas.get_data("data", "planted:100", **options)[0]
         assert data.split == f"{several.split}; the masks are those of number {number}"
         for key in ("train_mask", "val_mask", "test_mask"):
             assert torch.equal(data[key], several[key][:, number])
+    with pytest.raises(ValueError, match="'split' is True, but the graph has 20"):
+        gas.get_data("data", "planted:100", split=True)
 
 
 def test_masks_of_a_graph_with_one_test_set(tmp_path):

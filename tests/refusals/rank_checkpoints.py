@@ -11,7 +11,7 @@ import gas
 from gas.checkpoint import load, save
 from gas.checkpoint.files import NewestCheckpoint, rank_folder, write_newest
 from gas.checkpoint.histories import history_writer
-from gas.checkpoint.redistribution import Graph
+from gas.checkpoint.target import Graph
 from gas.checkpoint.writer import CheckpointWriter, history_writers
 from gas.graph.shards import shard_of
 from gas.scalable.distributed import Exchange

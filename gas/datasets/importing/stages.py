@@ -65,12 +65,11 @@ class GraphImport:
     def run(self) -> None:
         """Run the remaining stages, and complete the folder, which is locked."""
         self.found = self.folder.mark.get("stages", {})
-        source = {"options": self.options, "files": self._file_stamps()}
         begun = self.folder.mark.get("source"), self.found
         if not all(isinstance(said, dict) for said in begun):
             self.found = {}
-            self.folder.begin([], 0, source=source, stages={})
-        self._check_source(source)
+            self.folder.begin([], 0, source=self._describe_source(), stages={})
+        self._check_source()
         if self.found and self.log:
             print(f"{self.folder.path}: going on after {', '.join(self.found)}", file=sys.stderr)
         for stage in self.STAGES:
@@ -81,17 +80,18 @@ class GraphImport:
                     self.folder.discard()
                     raise
                 self.folder.note(stages=self.found)
-        self._check_source({"options": self.options, "files": self._file_stamps()})
+        self._check_source()
         self._finish()
 
-    def _file_stamps(self) -> dict[str, list[int]]:
-        """Return sizes and times of the files, to detect changes."""
+    def _describe_source(self) -> dict[str, Any]:
+        """Return the options, and sizes and times of the files, to detect changes."""
         about = {file.name: file.stat() for file in self.files.values()}
-        return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in sorted(about.items())}
+        files = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in sorted(about.items())}
+        return {"options": self.options, "files": files}
 
-    def _check_source(self, source: dict[str, Any]) -> None:
+    def _check_source(self) -> None:
         """Refuse files or options that have changed since the import began."""
-        before = self.folder.mark["source"]
+        before, source = self.folder.mark["source"], self._describe_source()
         if before != source:
             old = before.get("files", {})
             changed = [name for name, seen in source["files"].items() if old.get(name) != seen]
@@ -178,7 +178,8 @@ class GraphImport:
             (self.folder.path / EDGES).open("xb") as file,
             self._bar("Reading edges", "edges", stream.num_edges) as bar,
         ):
-            for block in stream.rows(stream.blocks(), nodes):
+            for ids in stream.blocks():
+                block = stream.rows(ids, nodes)
                 size, width = len(block.src), 0 if block.attr is None else block.attr.shape[1]
                 kind = edge_record(
                     nodes.num_nodes, stream.has_weight, width, undirected, stream.has_types

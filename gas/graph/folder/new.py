@@ -99,8 +99,7 @@ class NewFolder:
                 str(self.path),
             )
         make_folder("out", self.path)
-        for name in [*self.mark.get("files", ()), NAME + NEW, MARK + NEW]:
-            (self.path / name).unlink(missing_ok=True)
+        self.discard()
         self.note(files=sorted(files), **more)
 
     def discard(self) -> None:
