@@ -18,7 +18,6 @@ from gas.convert.edge_layers import (
     UNROLLED,
     InexactLayerError,
     Opened,
-    WrappedLayer,
     add_hop,
     several_values_error,
     turn_layers,
@@ -26,14 +25,13 @@ from gas.convert.edge_layers import (
 from gas.convert.failures import new_error
 from gas.convert.inputs import Inputs, copy_with_noise, disable_caching
 from gas.convert.known import is_close
-from gas.convert.layers import LayerCall
+from gas.convert.layers import LayerCall, OnSomeEdges
 from gas.convert.messages import Messages
 from gas.convert.normalise import disable_normalisation
 from gas.convert.outputs import Outputs, flatten
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
 from gas.convert.state import eval_mode, keep_generators
-from gas.convert.trace import Added
 from gas.convert.traced import EDGES, OTHER, ROWS, Traced, row_dim
 from gas.convert.traced_matrix import PRODUCTS, TRACED, add_product, add_products
 from gas.graph import WEIGHT, find_mark, layout_of, with_edge_index
@@ -49,8 +47,8 @@ def make_layers(
     net: Module,
     graph: Graph,
     constants: Mapping[str, Any],
-    opened: Opened = (),
-    added: Added | None = None,
+    opened: Opened,
+    added: Mapping[str, Callable[[Module], Module]],
 ) -> Module:
     """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
@@ -63,7 +61,7 @@ def make_layers(
         if isinstance(layer, (*UNROLLED, *opened)):
             add_hop(layer)
         disable_normalisation(layer)
-    for name, make in (added or {}).items():
+    for name, make in added.items():
         out.add_module(name, make(out))
     for name, value in constants.items():
         object.__setattr__(out, name, value)
@@ -73,7 +71,7 @@ def make_layers(
 def describe_layer(call: LayerCall) -> tuple[str, Any]:
     """Return the name that a layer has in the module, and the layer."""
     layer: Any = call.layer
-    is_wrapped = isinstance(layer, WrappedLayer)
+    is_wrapped = isinstance(layer, OnSomeEdges)
     return (layer.target, layer.layer) if is_wrapped else (call.name, layer)
 
 
@@ -257,7 +255,6 @@ class Conversion:
     * ``calls``: the calls of its layers; ``outputs``: what it returns.
     * ``transform``: that of the whole graph; ``constants``: tensors of the traced graph.
     * ``opened``: types of layers that were followed.
-    * ``added``: layers that the module doesn't have as such, as functions of it.
     * ``emptied``: attributes to empty in copies of the module, as they are of its graph.
     * ``computed``: tensors of the module, of which the graph has what was computed of them.
     """
@@ -267,7 +264,6 @@ class Conversion:
     outputs: Outputs
     transform: BaseTransform | None
     opened: Opened = ()
-    added: Added = field(default_factory=dict)
     emptied: dict[str, Any] = field(default_factory=dict)
     computed: Collection[str] = ()
     constants: dict[str, Any] = field(default_factory=dict)
@@ -377,7 +373,7 @@ class Conversion:
     def _check(self, mine: Module, sample: Data, expected: Any) -> None:
         name = type(self.net).__name__
         graph = self.traced.graph
-        layers = make_layers(mine, graph, self.constants, self.opened, self.added)
+        layers = make_layers(mine, graph, self.constants, self.opened, self.traced.added)
         listed = with_edge_index(sample)
         if self.transform is not None:
             listed = self.transform(copy.copy(sample))

@@ -123,16 +123,13 @@ def convert_module(
     prepared = move_preparation(traced)
     refuse_normalisation(traced)
     spread_selected_rows(copied, graph, lambda: traced.record()[0])
-    added = wrap_selecting_layers(traced)
+    wrap_selecting_layers(traced)
     fixed = trained[:1] if num_dropped else trained  # For the first, no edges are dropped.
     outputs = record_checked(traced, expected, fixed, draws)
     _check_noise(traced, outputs, *noise, len(fixed) + 1)
     traced.find_kinds()
-    messages = wrap_messages(traced)
-    products = replace_sums(traced)
-    projected = merge_projections(traced)
-    added |= messages | (products or {}) | (projected or {})
-    if projected is not None or products is not None or messages:
+    changes = wrap_messages(traced), replace_sums(traced), merge_projections(traced)
+    if any(changes):
         outputs = record_checked(traced, expected, fixed, draws)
         traced.find_kinds()
     check_outputs(outputs, traced)
@@ -143,7 +140,7 @@ def convert_module(
     check_edges(traced, calls, num_dropped)
     _find_forms(traced, calls, len(trained))
     made = Conversion(
-        replace(traced, net=net), calls, outputs, prepared, choices.opened, added, choices.emptied,
+        replace(traced, net=net), calls, outputs, prepared, choices.opened, choices.emptied,
         computed,
     )  # fmt: skip
     return _make_model(copied, data, options, made)
@@ -267,7 +264,7 @@ def _make_model(copied: Module, data: Data, options: dict[str, Any], made: Conve
     written = writer.write()
     drawing = _describe_layers(graph, placed, made.calls, widths)
     constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
-    layers = make_layers(made.net, graph, constants, made.opened, made.added)
+    layers = make_layers(made.net, graph, constants, made.opened, traced.added)
     numbers = {
         node: value if isinstance(value, bool | float | str) else None
         for node, value in values.items()

@@ -40,21 +40,6 @@ class EdgeLayer(Module):
     """A message passing layer that isn't one of PyG's: ``forward(edge_index, **rows)``."""
 
 
-class WrappedLayer(EdgeLayer):
-    """A layer whose edges are prepared before it is called.
-
-    Args:
-        net: The module that has the layer.
-        target: The name of the layer.
-        edges: The name of its parameter for the edges.
-    """
-
-    def __init__(self, net: Module, target: str, edges: str) -> None:
-        super().__init__()
-        object.__setattr__(self, "layer", net.get_submodule(target))  # Not a child twice.
-        self.edges, self.target = edges, target
-
-
 class Propagation(EdgeLayer):
     """The messages of a layer, whose ``forward`` is followed up to them.
 

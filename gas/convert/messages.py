@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.nn import Module
 from gas.convert.edge_layers import EdgeLayer, direction_error
 from gas.convert.known import FACTORIES
 from gas.convert.rewrite import changes_in_training, erase_unused
-from gas.convert.trace import Added, is_layer
+from gas.convert.trace import is_layer
 from gas.convert.traced import EDGES, ROWS, SELECTED, Traced, function_name
 
 MESSAGES = "_messages_"  # The prefix of the names of such layers.
@@ -233,13 +232,10 @@ class _Writer:
         )  # fmt: skip
 
 
-def wrap_messages(traced: Traced) -> Added:
-    """Make layers of the messages that a module passes by itself.
+def wrap_messages(traced: Traced) -> bool:
+    """Make layers of the messages that a module passes by itself, and return whether it does.
 
     The module gets the layers, and its traced graph calls them.
-
-    Returns:
-        The layers, as functions of the module.
     """
     writer, graph, kinds = _Writer(traced), traced.graph, traced.kinds
     modules = [
@@ -247,7 +243,7 @@ def wrap_messages(traced: Traced) -> Added:
         if node.op == "call_module" and kinds[node] in (EDGES, SELECTED)
     ]  # fmt: skip
     once: set[Node] = set()
-    made: Added = {}
+    count = 0
     for output in writer.in_order(writer.reduced | writer.shared):
         if not output.users:
             continue
@@ -268,10 +264,10 @@ def wrap_messages(traced: Traced) -> Added:
             if changes_in_training(traced.net, node):
                 once.add(node)
         function, inputs = writer.write(output, inside)
-        name = f"{MESSAGES}{len(made)}"
-        made[name] = functools.partial(Messages, graph=function, output=output.name)
-        traced.net.add_module(name, made[name](traced.net))
+        name = f"{MESSAGES}{count}"
+        traced.add_layer(name, Messages, graph=function, output=output.name)
+        count += 1
         with graph.inserting_after(output):
             traced.exchange(output, graph.call_module(name, (traced.edges,), dict(inputs)))
         erase_unused(graph, [*inside, *modules])
-    return made
+    return count > 0

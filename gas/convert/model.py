@@ -66,9 +66,9 @@ class Converted(ScalableGNN):
         options: dict[str, Any],
         conversion: Conversion,
     ) -> None:
-        added = (getattr(make, "keywords", {}).get("target") for make in conversion.added.values())
-        named = [node.target for node in graph.nodes if node.op == "call_module"]
-        check_hooks(conversion.net, [*map(str, named), *filter(None, added)])
+        called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+        added = [make.keywords.get("target") for make in conversion.traced.added.values()]
+        check_hooks(conversion.net, [*called, *filter(None, added)])
         super().__init__(num_nodes, list(widths), len(widths) + 1, **options)
         self._name = type(conversion.net).__name__
         self._is_layer = isinstance(conversion.net, LayerAlone)

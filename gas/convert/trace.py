@@ -48,7 +48,6 @@ from gas.convert.traced_matrix import TracedMatrix
 from gas.nn import NeverExactError, check_exact
 from gas.scalable import preserve_modes
 
-Added = dict[str, Callable[[Module], Module]]  # Layers to add to a module, by their names.
 ATTENTION = "return_attention_weights"
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,6 +134,7 @@ class Traced:
     * ``net``: the module, whose layers the graph calls; ``graph``: what it computes.
     * ``inputs``: its arguments; ``graphs``: the small graphs that provide them.
     * ``records``: the values of the nodes on each small graph; ``kinds``: what they have rows of.
+    * ``added``: layers that the module got for its graph, as functions of it.
     """
 
     net: Module
@@ -141,6 +143,7 @@ class Traced:
     graphs: list[Data]
     records: list[dict[Node, Any]] = field(default_factory=list)
     kinds: dict[Node, str] = field(default_factory=dict)
+    added: dict[str, functools.partial[Module]] = field(default_factory=dict)
 
     @property
     def edges(self) -> Node:
@@ -224,6 +227,11 @@ class Traced:
                     )
                 )
             self.kinds[node] = found.pop() if found else OTHER
+
+    def add_layer(self, name: str, make: Callable[..., Module], **options: Any) -> None:
+        """Give the module, and later its twins, a layer, ``make(module, **options)``."""
+        self.added[name] = functools.partial(make, **options)
+        self.net.add_module(name, self.added[name](self.net))
 
     def exchange(self, node: Node, made: Node) -> None:
         """Have a node be computed by another, which gets its kind and values."""
