@@ -26,8 +26,6 @@ from gas.convert.trace import is_layer
 from gas.convert.traced import ROWS, Traced
 from gas.graph import WEIGHT
 
-ALONE = object()  # Features that aren't given in a pair.
-
 
 @dataclass
 class LayerCall:
@@ -35,15 +33,14 @@ class LayerCall:
 
     * ``node``: the call; ``layer``: the layer; ``name``: its name in the model.
     * ``given``: the arguments by the names of the parameters.
-    * ``features``: the parameter for the neighbours' rows; ``other``: further rows of nodes.
-    * ``adjacency``, ``weight``: the parameters for the edges and their weights.
+    * ``features``: the parameter for the neighbours' rows, or for a pair of these and further rows,
+      as in ``conv((x, y), edge_index)``; ``other``: those for further rows of nodes.
+    * ``adjacency``: the parameter for the edges.
     * ``form``: the form of the call.
     * ``selected``: the mask of the edges that it takes, if it doesn't take all, and ``picked``: the
       parameters for rows of these edges.
     * ``dropped``: the call that drops the layer's edges, its probability, and whether it drops
       their weights, those of self-loops included.
-    * ``pair``: what the features are given with, as ``conv((x, y), edge_index)``: rows, or
-      ``None``. ``ALONE`` if they aren't.
     """
 
     node: Node
@@ -53,9 +50,7 @@ class LayerCall:
     features: str
     other: tuple[str, ...]
     adjacency: str
-    weight: Any
     form: str = ""
-    pair: Any = ALONE
     dropped: tuple[int | str, float, bool] | None = None
     selected: Node | None = None
     picked: tuple[str, ...] = ()
@@ -83,10 +78,11 @@ class LayerCall:
             rows = value_of(argument)
             return make(kept_edges, rows, False) if argument in picked else rows
 
-        weight = value(self.weight)
+        has_weight = self.given.get(WEIGHT) is not None
+        weight = value(self.given[WEIGHT]) if has_weight else None
         out = {}
         for name, argument in self.given.items():
-            if name == self.features and self.pair is not ALONE:
+            if name == self.features and not isinstance(argument, Node):
                 given = [value(each) if isinstance(each, Node) else each for each in argument]
                 out[name] = make(source_pair, *given, form)
             elif name == self.features:
@@ -98,7 +94,7 @@ class LayerCall:
                 out[name] = make(edges, form, weight)
             elif name != WEIGHT or argument is None:
                 out[name] = value(argument)
-        if self.weight is not None:
+        if has_weight:
             out[WEIGHT] = make(edge_weight, form, weight)
         return out
 
@@ -137,9 +133,8 @@ def describe_call(traced: Traced, node: Node) -> LayerCall:
             "those of mini-batches; change the graph before it is cut into parts"
         )
     return LayerCall(
-        node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0], bound.get(WEIGHT),
-        pair=bound[pairs[0]][1] if pairs else ALONE, dropped=node.meta.get(DROP),
-        selected=selected, picked=picked,
+        node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0],
+        dropped=node.meta.get(DROP), selected=selected, picked=picked,
     )  # fmt: skip
 
 
