@@ -74,26 +74,19 @@ def bind(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 class DirectionError(ValueError):
     """Error of messages that are passed against the direction of the edges."""
 
-
-def direction_error(what: str) -> DirectionError:
-    """Return the error of messages that are passed against the direction of the edges."""
-    return DirectionError(
-        f"{what} passes messages from the destinations of edges to their sources, of which a "
-        "mini-batch doesn't have all edges: turn the graph round, data.edge_index.flip(0), and "
-        "pass messages from edge_index[0] to edge_index[1]; or pass those of one direction by a "
-        "layer that takes edge_index.flip(0), such as SimpleConv"
-    )
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} passes messages from the destinations of edges to their sources, of which a "
+            "mini-batch doesn't have all edges: turn the graph round, data.edge_index.flip(0), and "
+            "pass messages from edge_index[0] to edge_index[1]; or pass those of one direction by "
+            "a layer that takes edge_index.flip(0), such as SimpleConv"
+        )
 
 
 # Layers that propagate several times without a transformation in between; unrolled into hops.
 UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
 Opened = tuple[type[MessagePassing], ...]
 DROP = "drops_edges"  # What a layer's node notes: the call, its probability, and if weights drop.
-
-
-def find_backward(net: Module, opened: Opened) -> list[Any]:
-    """Find the layers, of those that aren't opened, that pass messages to ``edge_index[0]``."""
-    return [layer for layer in _whole_layers(net, opened) if layer.flow != FORWARD]
 
 
 def find_dubious(net: Module, opened: Opened) -> list[type[MessagePassing]]:
@@ -117,11 +110,12 @@ def _whole_layers(net: Module, opened: Opened) -> list[Any]:
 
 
 def turn_layers(net: Module, opened: Opened) -> list[Any]:
-    """Have these layers pass messages to ``edge_index[1]``, and return them.
+    """Have layers that pass messages to ``edge_index[0]`` pass them to ``edge_index[1]``.
 
-    They are given ``edge_index.flip(0)``.
+    Returns:
+        These layers, which aren't opened. They are given ``edge_index.flip(0)``.
     """
-    found = find_backward(net, opened)
+    found = [layer for layer in _whole_layers(net, opened) if layer.flow != FORWARD]
     for layer in found:
         layer.flow = FORWARD
     return found

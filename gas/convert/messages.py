@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
-from gas.convert.edge_layers import EdgeLayer, direction_error
+from gas.convert.edge_layers import DirectionError, EdgeLayer
 from gas.convert.known import FACTORIES
 from gas.convert.rewrite import changes_in_training, erase_unused
 from gas.convert.trace import is_layer
@@ -248,7 +248,7 @@ def wrap_messages(traced: Traced) -> bool:
         if not output.users:
             continue
         if output in writer.reduced and writer.sums_at_sources(output):
-            raise direction_error(f"'{output.name}' ({function_name(output)})")
+            raise DirectionError(f"'{output.name}' ({function_name(output)})")
         inside = writer.collect(output)
         if all(
             kinds[each] == EDGES and each is not traced.edges for each in writer.inputs_of(inside)
