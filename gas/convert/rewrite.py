@@ -17,7 +17,7 @@ from gas.convert.changes import VIEWS, is_in_place, is_of_table, views_of
 from gas.convert.known import assign, is_edge_list
 from gas.convert.modes import TRAINING
 from gas.convert.scope import dropout, pull, with_own
-from gas.convert.trace import get_module, is_dropout
+from gas.convert.trace import get_module, is_dropout, keeps_statistics
 from gas.convert.traced import Values
 from gas.nn import BATCH_NORMS, Dropout, has_hooks, relu_dropout
 
@@ -157,12 +157,6 @@ def _storage_of(node: Node) -> Node:
     while is_in_place(value) and isinstance(value.args[0], Node):
         value = views_of(value.args[0])[-1]
     return value
-
-
-def keeps_statistics(module: Module | None) -> bool:
-    """Return whether a module, or a part of it, keeps statistics of its rows in training."""
-    parts = () if module is None else module.modules()
-    return any(getattr(part, "track_running_stats", False) for part in parts)
 
 
 def changes_in_training(net: Module, node: Node) -> bool:

@@ -321,8 +321,7 @@ def _check_modes(net: Module, graph: Graph) -> None:
     """Refuse dropout that is also applied in evaluation, and statistics that are kept in it."""
     for node in graph.nodes:
         module, mode = get_module(net, node), node.meta.get(IN_ONE_MODE, TRAINING)
-        parts = () if module is None or mode == TRAINING else module.modules()
-        if any(getattr(part, "track_running_stats", False) for part in parts):
+        if mode != TRAINING and keeps_statistics(module):
             when, cure = "evaluation alone", "call it in training, too"
             if mode == BRANCH:
                 when = "a random branch, where it would count what isn't taken"
@@ -342,6 +341,12 @@ def _check_modes(net: Module, graph: Graph) -> None:
 def get_module(net: Module | GraphModule, node: Node) -> Module | None:
     """Return the module that a node calls, if it calls one."""
     return net.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def keeps_statistics(module: Module | None) -> bool:
+    """Return whether a module, or a part of it, keeps statistics of its rows in training."""
+    parts = () if module is None else module.modules()
+    return any(getattr(part, "track_running_stats", False) for part in parts)
 
 
 def is_layer(net: Module, node: Node) -> bool:
