@@ -304,8 +304,7 @@ def find_inputs(net: Module, data: Data) -> Inputs:
     if (before := read_mark(data)) is not None:
         layout, is_weighted = before
         names = [name for name in names if name != WEIGHT] + [WEIGHT] * is_weighted
-        given = replace(given, names=names)
-        given = given.takes_matrix(layout, is_weighted) if layout else given
+        given = given.takes_matrix(layout, is_weighted) if layout else replace(given, names=names)
     elif has_edges and given.reads_adj_t(data) and layout != "edge_index":
         layout = layout if layout in TRACED else "csr"
         given = given.takes_matrix(layout, _has_weights(data.adj_t))

@@ -144,16 +144,12 @@ def find_outputs(graph: Graph, returned: Any, name: str) -> Outputs:
                 f"{name} returns '{leaf.name}', a {type(value).__name__}, expected tensors with a "
                 "row for each node"
             )
-    shapes = tuple(
-        value.shape[1:] if isinstance(leaf, Node) else None
-        for leaf, value in zip(found, leaves, strict=True)
-    )
-    rows = [value for leaf, value in zip(found, leaves, strict=True) if isinstance(leaf, Node)]
-    differ = len({value.dtype for value in rows}) > 1
-    dtypes = tuple(
-        value.dtype if differ and isinstance(leaf, Node) else None
-        for leaf, value in zip(found, leaves, strict=True)
-    )
+    pairs = zip(found, leaves, strict=True)
+    rows = [value if isinstance(leaf, Node) else None for leaf, value in pairs]
+    shapes = tuple(None if value is None else value.shape[1:] for value in rows)
+    dtypes = tuple(None if value is None else value.dtype for value in rows)
+    if len({*dtypes} - {None}) < 2:
+        dtypes = (None,) * len(rows)
     return Outputs(tuple(found), nested, made, shapes, dtypes)
 
 
