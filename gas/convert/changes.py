@@ -76,11 +76,8 @@ def given_parameters(weights: Mapping[Tensor, Tensor]) -> Iterator[None]:
 class RefuseChanges(TorchDispatchMode):
     """Refuses changes in place of parameters while a module is run.
 
-    But for those that a layer makes of its own, which mini-batches call as it is.
-
-    Args:
-        net: The module.
-        opened: Types of layers of message passing that are followed inside.
+    But for those that a layer makes of its own, which mini-batches call as it is, unless its type
+    is ``opened``.
     """
 
     def __init__(self, net: Module, opened: Collection[type]) -> None:

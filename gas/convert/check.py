@@ -161,10 +161,7 @@ def make_layer_tests(
 ) -> Iterator[LayerTest]:
     """Cut the first small graph into mini-batches, and yield a test of each layer on each of them.
 
-    Args:
-        traced: The traced module.
-        calls: The calls of the layers.
-        cuts: The first node of each mini-batch, except the first.
+    ``cuts`` are the first nodes of all mini-batches but the first.
 
     Raises:
         ValueError: If a layer gives anything but one tensor.

@@ -93,13 +93,6 @@ def convert_module(
 ) -> Converted:
     """Convert a module in the ways that are chosen.
 
-    Args:
-        net: The module.
-        data: The graph.
-        inputs: The arguments that the graph gives to the module.
-        options: Options of :class:`gas.ScalableGNN`.
-        choices: The ways.
-
     Raises:
         ValueError: If the module can't be converted in these ways.
     """
@@ -248,11 +241,7 @@ def _trace(
 def _make_model(copied: Module, data: Data, options: dict[str, Any], made: Conversion) -> Converted:
     """Place the histories, and make the model of the module's own parameters.
 
-    Args:
-        copied: The copy of the module that was traced.
-        data: The graph.
-        options: Those of :class:`gas.ScalableGNN`.
-        made: The conversion so far.
+    ``copied`` is the copy of the module that was traced.
     """
     traced = replace(made.traced, net=copied)
     graph, values = traced.graph, traced.values
@@ -295,11 +284,6 @@ def _describe_layers(
 
 def _history_shape(node: Node, value: Any, dim: Any) -> Sequence[int]:
     """Return the shape of a row of a value that needs a history.
-
-    Args:
-        node: The node of the value, for the error.
-        value: The value on a small graph.
-        dim: The dimension of its rows.
 
     Raises:
         ValueError: If it isn't a tensor of floating-point numbers.

@@ -41,11 +41,7 @@ class EdgeLayer(Module):
 
 
 class Propagation(EdgeLayer):
-    """The messages of a layer, whose ``forward`` is followed up to them.
-
-    Args:
-        layer: A layer of PyG's kind.
-    """
+    """The messages of a layer, whose ``forward`` is followed up to them."""
 
     def __init__(self, layer: MessagePassing) -> None:
         super().__init__()

@@ -22,9 +22,7 @@ def has_rows(value: Any, size: int) -> bool:
 class EdgeValues:
     """Values of a traced graph that follow from the edges alone.
 
-    Args:
-        traced: The traced module.
-        keeps_selections: Whether to leave selected edges, ``edge_index[:, mask]``, to the module.
+    Selected edges, ``edge_index[:, mask]``, stay with the module if it ``keeps_selections``.
     """
 
     def __init__(self, traced: Traced, keeps_selections: bool) -> None:

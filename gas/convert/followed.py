@@ -108,8 +108,7 @@ def _check_parts(
 def _check_options(options: Iterable[tuple[str, Mapping[str, Any], dict[str, Any]]]) -> None:
     """Check that modules have the options, such as ``p`` of a dropout, that models have copies of.
 
-    Args:
-        options: The name of each module, its attributes now, and its options when it was converted.
+    ``options`` are each module's name, its attributes now, and those when it was converted.
 
     Raises:
         ValueError: If one was changed.
@@ -207,11 +206,7 @@ def _describe(value: Any) -> str:
 
 
 def check_hooks(net: Module, called: Collection[str]) -> None:
-    """Refuse hooks of modules that the model doesn't call, such as the module itself.
-
-    Args:
-        net: The module.
-        called: The names of the parts that the model calls.
+    """Refuse hooks of a module and its parts, except those ``called``, which the model calls.
 
     Raises:
         ValueError: If there are any, naming the module.

@@ -344,11 +344,8 @@ def _has_weights(adj_t: Any) -> bool:
 def copy_with_noise(net: Module, emptied: dict[str, Any], computed: Collection[str] = ()) -> Module:
     """Copy a module, and add noise to its tensors, for runs on small graphs.
 
-    Args:
-        net: The module.
-        emptied: Attributes that the copy doesn't have, see :func:`gas.convert.kept.find_filled`.
-        computed: Tensors that stay as they are, as the model has what is computed of them.
-            (default: none)
+    The copy lacks the attributes ``emptied``, see :func:`gas.convert.kept.find_filled`. Tensors of
+    which the model has what is ``computed`` stay as they are.
     """
     copied = copy_module(net)
     disable_caching(copied)

@@ -108,11 +108,8 @@ def _find_attributes(node: Node) -> list[str]:
 class KnownValues:
     """Values of the nodes of a graph that is being traced, on several small graphs.
 
-    Args:
-        root: The module.
-        samples: The values of the inputs by name, on each of the small graphs.
-        counts: The numbers of their nodes.
-        edges: The input that is the adjacency.
+    ``samples`` are the values of the inputs by name, on each of the small graphs, ``counts`` the
+    numbers of their nodes, and ``edges`` is the input that is the adjacency.
     """
 
     def __init__(

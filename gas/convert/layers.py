@@ -151,15 +151,10 @@ SELECTED_EDGES = "_selected_"  # The prefix of the names of such layers.
 
 
 class OnSomeEdges(EdgeLayer):
-    """A layer that takes some of the edges, and their rows.
+    """A layer, ``target`` of a module, that takes some of the edges, and their rows.
 
-    A converted model calls the layer itself, on a neighbourhood with these edges.
-
-    Args:
-        net: The module that has the layer.
-        target: The name of the layer.
-        edges: The name of its parameter for the edges.
-        rows: The names of its parameters for rows of these edges.
+    A converted model calls the layer itself, on a neighbourhood with these edges. ``edges`` is its
+    parameter for the edges, and ``rows`` are those for their rows.
     """
 
     def __init__(self, net: Module, target: str, edges: str, rows: Collection[str] = ()) -> None:

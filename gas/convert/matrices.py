@@ -73,11 +73,7 @@ def spread_matrix(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any, bool] |
 def _reads_values(layer: Any, given: dict[str, Any], name: str, matrix: TracedMatrix) -> bool:
     """Return whether a layer's result on a small graph depends on the values of its matrix.
 
-    Args:
-        layer: The layer.
-        given: Its arguments, with a list of edges in place of the matrix.
-        name: The parameter for the edges.
-        matrix: The matrix.
+    In the arguments that are ``given``, a list of edges, ``name``, is in place of the matrix.
     """
     known = matrix.row.tracer.known
 

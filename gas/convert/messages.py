@@ -25,10 +25,7 @@ SHAPED_METHODS = ("new_zeros", "new_ones", "new_full", "new_empty")
 class Messages(EdgeLayer):
     """Layer that computes messages along edges, and reduces them for every node.
 
-    Args:
-        net: The module whose function it is.
-        graph: The function, of the edges and of further values by name.
-        output: The name of its result.
+    Its function, of the edges and of further values by name, is a ``graph`` of modules of ``net``.
     """
 
     def __init__(self, net: Module, graph: Graph, output: str) -> None:
@@ -48,11 +45,7 @@ class Messages(EdgeLayer):
 
 
 class _Writer:
-    """Writer of the functions of a traced graph's messages.
-
-    Args:
-        traced: The traced module.
-    """
+    """Writer of the functions of a traced graph's messages."""
 
     def __init__(self, traced: Traced) -> None:
         self._net, self._edges, self._kinds = traced.net, traced.edges, traced.kinds

@@ -79,12 +79,7 @@ def _make_code(name: str) -> CodeType:
 
 @contextmanager
 def replace_functions(functions: Sequence[Any], made: dict[str, Any]) -> Iterator[None]:
-    """Have functions call others, under whatever name a module knows them.
-
-    Args:
-        functions: The functions.
-        made: The others, by the names of the functions.
-    """
+    """Have functions call those ``made``, by name, under whatever name a module knows them."""
     before = [(each, each.__code__, each.__defaults__) for each in functions]
     with ExitStack() as stack:
         for each in functions:
@@ -100,10 +95,7 @@ def replace_functions(functions: Sequence[Any], made: dict[str, Any]) -> Iterato
 
 @contextmanager
 def record_functions(record: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
-    """Have calls of these functions be recorded.
-
-    Args:
-        record: Makes a function that records the call of another.
+    """Have calls of these functions be recorded, by what ``record`` makes of each.
 
     Raises:
         ValueError: If both directions of edges were dropped together, or a dense matrix made.
@@ -187,12 +179,7 @@ def draw_flag(training: Any, p: float, rest: bool = False) -> Any:
 class ModeMerger:
     """Merge evaluation, or a random branch of training, into a module's graph in training.
 
-    Both are computed, and the value of one of them is read.
-
-    Args:
-        name: The name of the method.
-        graph: What it computes in training, which is changed.
-        is_dropout: Whether a node drops elements at random.
+    Both are computed, and the value of one of them is read. The graph in training is changed.
     """
 
     def __init__(self, name: str, graph: Graph, is_dropout: Callable[[Node], bool]) -> None:
@@ -333,10 +320,8 @@ class ModeMerger:
 def number_values(graph: Graph, known: dict[str, int], outcomes: Sequence[bool] = ()) -> str:
     """Return the number of what a graph returns for some outcomes of its random choices.
 
-    Args:
-        graph: The graph.
-        known: The numbers of values by how they are computed, which are added to.
-        outcomes: Of the choices, in the order in which they were merged. (default: no choices)
+    ``known`` are the numbers of values by how they are computed, which are added to; the outcomes
+    are in the order in which the choices were merged.
     """
     numbers: dict[Node, str] = {}
     flags = [node for node in graph.nodes if node.target is draw_flag]

@@ -111,12 +111,9 @@ def _fields_of(returned: Any) -> tuple[Any, type | None]:
 
 
 def find_outputs(graph: Graph, returned: Any, name: str) -> Outputs:
-    """Find the outputs of a traced graph.
+    """Find the outputs of a traced graph, for what the module ``returned`` on a small graph.
 
-    Args:
-        graph: The graph. A dataclass is made outside of it.
-        returned: What the module has returned on a small graph.
-        name: The name of the module.
+    A dataclass is made outside of the traced graph.
 
     Raises:
         ValueError: If it isn't rows of nodes.
@@ -182,11 +179,7 @@ def run_in_training(
 ) -> tuple[list[list[Any]], list[str]]:
     """Run a module in training, with gradients, for each of :data:`NUMBERS` if it draws numbers.
 
-    Args:
-        net: The module.
-        inputs: Its arguments.
-        graphs: The small graphs.
-        expected: What the module returns on the first in evaluation.
+    In evaluation, it returns ``expected`` on the first graph.
 
     Returns:
         The outputs on the first graph, and the names of attributes that later calls read.

@@ -259,11 +259,7 @@ def read_mark(data: Data) -> tuple[str, bool] | None:
 
 
 def check_unprepared(names: Iterable[str], known: Collection[str]) -> None:
-    """Refuse a graph that was prepared for another model.
-
-    Args:
-        names: The names of its attributes.
-        known: Those of the model.
+    """Refuse the attributes of a graph that was prepared for another model, with others ``known``.
 
     Raises:
         ValueError: If it was.

@@ -36,11 +36,8 @@ def _is_normalised(node: Node) -> bool:
 class _Extractor:
     """Moves what a traced graph computes of edges alone into a transform.
 
-    Args:
-        finder: The values that follow from the edges.
-        allows_several: Whether layers may take different lists of edges; the transform then joins
-            them.
-        given: The parameter for a matrix, its layout, and whether weights are taken.
+    If it ``allows_several`` lists of edges that layers take, the transform joins them. ``given`` is
+    the parameter for a matrix, its layout, and whether weights are taken.
     """
 
     def __init__(

@@ -101,13 +101,9 @@ def _find_product(
 
 
 def call_product(traced: Traced, target: str, args: Sequence[Node], masks: Sequence[Node]) -> Node:
-    """Insert a call of a product with the edges, or with those of a mask.
+    """Insert a call of a product ``target`` with the edges, or with those of a mask.
 
-    Args:
-        traced: The traced module, which gets a layer that selects edges.
-        target: The name of the product among the submodules of ``traced.net``.
-        args: The rows, the edges, and their weights, if they have any.
-        masks: The mask, if there is one.
+    ``args`` are the rows, the edges, and their weights, if they have any.
     """
     if not masks:
         return traced.graph.call_module(target, tuple(args))

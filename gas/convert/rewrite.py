@@ -77,11 +77,6 @@ def spread_selected_rows(net: Module, graph: Graph, record: Callable[[], Values]
     """Have assignments such as ``x[mask] = f(y[mask])`` take ``f(y)``, of which they select rows.
 
     Not of a module that takes statistics of rows, such as a batch norm, nor by indices.
-
-    Args:
-        net: The module.
-        graph: Its graph.
-        record: Computes the values of the nodes.
     """
     for node in graph.nodes:
         key = node.args[1] if node.target is assign else None
@@ -193,12 +188,7 @@ def asks_for_rows(node: Node) -> bool:
 
 
 def read_all_rows(graph: Graph, values: Mapping[Node, Any]) -> None:
-    """Read tables by the ids of nodes where a module asks for all rows, ``embedding(arange(n))``.
-
-    Args:
-        graph: The traced graph.
-        values: The values of its nodes on a small graph.
-    """
+    """Read tables by the ids of nodes where a module asks for all rows, by ``arange``."""
     for node in filter(asks_for_rows, graph.nodes):
         ids, rows = node.args
         every = torch.arange(len(values[rows]), device=values[rows].device)
@@ -297,11 +287,8 @@ def find_own_norms(net: GraphModule) -> set[Module]:
 def dropout_rates(net: Module, pulls: Sequence[Node]) -> dict[Node, float]:
     """Return the probabilities of dropout of those pulls that one pass can compute now.
 
-    ReLU may be in place: conversion refuses modules that read its input again.
-
-    Args:
-        net: The layers and their graph.
-        pulls: Those of :func:`find_relu_dropouts`.
+    ReLU may be in place: conversion refuses modules that read its input again. ``pulls`` are those
+    of :func:`find_relu_dropouts`.
     """
     rates = {}
     for node in pulls:
@@ -332,11 +319,8 @@ def _dropout_rate(net: Module, node: Node) -> float:
 def drop_in_one_pass(net: GraphModule, rates: Mapping[Node, float]) -> Graph:
     """Return a written graph in which :func:`gas.nn.relu_dropout` computes ReLU and dropout.
 
-    A batch norm just before them is computed by it, too.
-
-    Args:
-        net: The layers and their graph.
-        rates: The probabilities of :func:`dropout_rates`.
+    A batch norm just before them is computed by it, too. ``rates`` are those of
+    :func:`dropout_rates`.
     """
     graph = Graph()
     made: dict[Node, Node] = {}

@@ -159,9 +159,6 @@ def answer_questions(branches: RandomBranches) -> Iterator[None]:
     """Let a module that is traced ask ``isinstance``, make tensors of sizes, and checkpoint.
 
     ``isinstance`` is replaced, not the class of proxies, which functions in C would believe.
-
-    Args:
-        branches: Of numbers that it draws.
     """
     is_instance = isinstance
 
@@ -262,12 +259,9 @@ def merge_random_branches(
 ) -> ModeMerger:
     """Merge what a module computes for each outcome of its random branches.
 
-    Args:
-        runs: The traces.
-        first: That of outcomes that are all ``False``.
-        evaluated: That in evaluation, which one of the two is closer to.
-        probabilities: The probability of each outcome, ``True``.
-        merge: Makes the merger of a graph.
+    ``first`` is the graph of outcomes that are all ``False``; of it and that of outcomes that are
+    all ``True``, which have these probabilities, the one that is closer to the graph in evaluation
+    is merged into, by what ``merge`` makes.
 
     Raises:
         ValueError: If random branches depend on one another.

@@ -161,11 +161,9 @@ class Traced:
         return [(int(each.num_nodes or 0), each.num_edges) for each in self.graphs]
 
     def run(self, number: float | None = None, data: Data | None = None) -> dict[Node, Any]:
-        """Return the value of each node on a small graph, in evaluation mode or in training.
+        """Return the value of each node on a small graph, by default the first.
 
-        Args:
-            number: Each random number in training. (default: evaluation mode)
-            data: The graph. (default: the first)
+        In evaluation mode, or in training if each random number is given.
         """
         data = self.graphs[0] if data is None else data
         recorder, net = _Recorder(self), self.net
@@ -245,10 +243,7 @@ class Traced:
         """Refuse functions outside of layers that don't treat every node, or every edge, alike.
 
         Each function is run on the first half of the rows, and on the last: the results must be the
-        rows of its result on all of them.
-
-        Args:
-            mode: The mode that the error names, such as " in training". (default: none)
+        rows of its result on all of them. Errors name the mode, such as " in training".
 
         Raises:
             ValueError: Naming the function.
