@@ -35,7 +35,6 @@ from gas.convert.state import eval_mode, keep_generators
 from gas.convert.traced import EDGES, OTHER, ROWS, Traced, row_dim
 from gas.convert.traced_matrix import PRODUCTS, TRACED, add_product, add_products
 from gas.graph import WEIGHT, find_mark, layout_of, with_edge_index
-from gas.history import Rows
 from gas.loader import SubgraphLoader
 from gas.nn import FusedConv, fuse, reason_inexact, twin
 
@@ -184,7 +183,7 @@ def make_layer_tests(
         batch = batch.to(device)
         adj_t = batch.data.adj_t
         scopes = [
-            LayerScope(adj, weight, batch.batch_size, _refuse_history)
+            LayerScope(adj, weight, batch.batch_size)
             for adj, weight in ((adj_t, None), adj_t.to_edge_index())
         ]
 
@@ -238,10 +237,6 @@ def check_edges(traced: Traced, calls: Sequence[LayerCall], num_dropped: int) ->
                 f"'{user.name}' takes the edges, and isn't a message passing layer: what changes "
                 "edges belongs to the graph, before it is cut into parts"
             )
-
-
-def _refuse_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:
-    raise AssertionError("a single layer reads no history")
 
 
 @dataclass(frozen=True)

@@ -309,12 +309,8 @@ class Converted(ScalableGNN):
             ids = batch.n_id[: batch.batch_size] if own else batch.n_id
             return self.histories[position].pull(ids).to(x.device, compute_dtype(self, features))
 
-        def refuse_push(position: int, h: Tensor, rows: bool) -> Tensor:
-            raise AssertionError("a stage ends where a history is pushed to")
-
-        scope = LayerScope(
-            adj_t, given.get("edge_weight"), batch.batch_size, refuse_push, read_history
-        )
+        weight = given.get("edge_weight")
+        scope = LayerScope(adj_t, weight, batch.batch_size, read_history=read_history)
         return self._stages[layer](scope, *self._input_values(features, given))
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ class LayerScope:
         edge_weight: The weights of an ``edge_index``.
         batch_size: The number of in-batch nodes; ``None`` on a full batch.
         push_and_pull: A function of a history's position, a layer's output, and whether it may
-            return :class:`gas.history.Rows`.
+            return :class:`gas.history.Rows`. (default: none, of layers alone)
         read_history: A function of a history's position, and of whether to read the rows of the
             in-batch nodes alone; layer-wise inference needs it. (default: none)
     """
@@ -40,7 +40,7 @@ class LayerScope:
         adj_t: Any,
         edge_weight: Tensor | None,
         batch_size: int | None,
-        push_and_pull: Callable[[int, Tensor, bool], Tensor | Rows],
+        push_and_pull: Callable[[int, Tensor, bool], Tensor | Rows] | None = None,
         read_history: Callable[[int, bool], Tensor] | None = None,
     ) -> None:
         self.is_edge_index = layout_of(adj_t, "adj_t").num_rows(adj_t) is None
@@ -153,6 +153,7 @@ def kept_edges(scope: LayerScope, rows: Any, scaled: bool) -> Any:
 @make_leaf
 def pull(scope: LayerScope, position: int, x: Tensor, rows: bool) -> Tensor | Rows:
     """Push the own rows of a batch to a history, and return the rows of all its nodes."""
+    assert scope.push_and_pull is not None
     return scope.push_and_pull(position, x, rows and scope.supports_rows)
 
 
