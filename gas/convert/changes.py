@@ -164,11 +164,7 @@ def _is_data(node: Node) -> bool:
 
 
 def check_change(node: Node) -> None:
-    """Refuse a change in place of a parameter or a buffer.
-
-    Raises:
-        ValueError: Quoting the line that is followed now.
-    """
+    """Refuse a change in place of a parameter or a buffer."""
     is_changed = node.target is assign or is_in_place(node)
     changed = node.kwargs.get("out", node.args[0] if is_changed else None)
     views = views_of(changed) if isinstance(changed, Node) else []

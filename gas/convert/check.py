@@ -220,11 +220,7 @@ def check_layers(
 
 
 def check_edges(traced: Traced, calls: Sequence[LayerCall], num_dropped: int) -> None:
-    """Refuse a model whose edges go to anything but its layers.
-
-    Raises:
-        ValueError: If it is such a model.
-    """
+    """Refuse a model whose edges go to anything but its layers."""
     name = type(traced.net).__name__
     if sum(call.dropped is not None for call in calls) != num_dropped:
         raise ValueError(

@@ -90,11 +90,7 @@ class _FollowedTensor:
 def _check_parts(
     parts: Iterable[tuple[Mapping[str, Module | None], dict[str, Module | None]]],
 ) -> None:
-    """Check that modules have the parts that they had when they were converted.
-
-    Raises:
-        ValueError: If one was replaced, added or removed.
-    """
+    """Check that modules have the parts that they had when they were converted."""
     for now, seen in parts:
         if now == seen:
             continue
@@ -109,9 +105,6 @@ def _check_options(options: Iterable[tuple[str, Mapping[str, Any], dict[str, Any
     """Check that modules have the options, such as ``p`` of a dropout, that models have copies of.
 
     ``options`` are each module's name, its attributes now, and those when it was converted.
-
-    Raises:
-        ValueError: If one was changed.
     """
     for name, now, seen in options:
         if all(map(is_, map(now.get, seen, seen.values()), seen.values())):  # At every call.
@@ -170,11 +163,7 @@ def _copy_items(value: Any, read: Set[str], known: Collection[int]) -> dict[str,
 def _check_items(
     containers: Iterable[tuple[str, Mapping[str, Any], str, dict[str, Any]]], read: Set[str]
 ) -> None:
-    """Check that containers have the items that they had, of which the model has copies.
-
-    Raises:
-        ValueError: If one was changed.
-    """
+    """Check that containers have the items that they had, of which the model has copies."""
     for name, owner, key, seen in containers:
         now = dict(_walk(owner.get(key), read))
         for path, before in seen.items():
@@ -206,11 +195,7 @@ def _describe(value: Any) -> str:
 
 
 def check_hooks(net: Module, called: Collection[str]) -> None:
-    """Refuse hooks of a module and its parts, except those ``called``, which the model calls.
-
-    Raises:
-        ValueError: If there are any, naming the module.
-    """
+    """Refuse hooks of a module and its parts, except those ``called``, which the model calls."""
     starts = [f"{name}." for name in called]
     for name, module in net.named_modules():
         hooked = any(getattr(module, kind) for kind in HOOKS)

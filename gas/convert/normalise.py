@@ -59,11 +59,7 @@ def write_normalisation(traced: Traced) -> None:
 
 
 def refuse_normalisation(traced: Traced) -> None:
-    """Refuse layers that normalise weights which the model computes of rows of nodes.
-
-    Raises:
-        ValueError: Naming the layer.
-    """
+    """Refuse layers that normalise weights which the model computes of rows of nodes."""
     for node in traced.graph.nodes:
         if node.target is gcn_norm:
             raise ValueError(

@@ -151,11 +151,7 @@ def find_outputs(graph: Graph, returned: Any, name: str) -> Outputs:
 
 
 def check_outputs(outputs: Outputs, traced: Traced) -> None:
-    """Refuse outputs that aren't rows of nodes, or can't be stored in one table.
-
-    Raises:
-        ValueError: Naming the output.
-    """
+    """Refuse outputs that aren't rows of nodes, or can't be stored in one table."""
     name = type(traced.net).__name__
     for node in outputs.nodes:
         rows = traced.values[node]

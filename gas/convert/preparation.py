@@ -259,10 +259,9 @@ def read_mark(data: Data) -> tuple[str, bool] | None:
 
 
 def check_unprepared(names: Iterable[str], known: Collection[str]) -> None:
-    """Refuse the attributes of a graph that was prepared for another model, with others ``known``.
+    """Refuse names of a graph's attributes that tell that it was prepared for another model.
 
-    Raises:
-        ValueError: If it was.
+    Those of this model are ``known``.
     """
     for name in names:
         if name.startswith(PREPARED) and name not in (*known, NODE_ID, EDGE_LIST):

@@ -57,11 +57,7 @@ def follow_changes(net: Module, graph: Graph) -> None:
 
 
 def _check_view(order: dict[Node, int], node: Node) -> None:
-    """Refuse a change in place of a view of what is read afterwards.
-
-    Raises:
-        ValueError: Naming the view and what it is of.
-    """
+    """Refuse a change in place of a view of what is read afterwards."""
     views = views_of(node.args[0]) if isinstance(node.args[0], Node) else []
     for source in views[1:]:
         readers = [user for user in source.users if order.get(user, 0) > order[node]]

@@ -244,9 +244,6 @@ class Traced:
 
         Each function is run on the first half of the rows, and on the last: the results must be the
         rows of its result on all of them. Errors name the mode, such as " in training".
-
-        Raises:
-            ValueError: Naming the function.
         """
         for node in self.graph.nodes:
             if node.op in ("placeholder", "get_attr", "output") or is_layer(self.net, node):
