@@ -104,8 +104,7 @@ class LayerTest(NamedTuple):
                 continue  # A function of one tensor of rows.
             if self.is_exact(form):
                 return form
-        layer: Any = self.call.layer
-        raise InexactLayerError(str(self.error()), getattr(layer, "layer", layer))
+        raise self.error()
 
     def is_exact(self, form: str) -> bool:
         """Return whether the layer called in a form is exact in all layouts of the batch.
@@ -133,9 +132,9 @@ class LayerTest(NamedTuple):
         has_rows = isinstance(out, Tensor) and out.dim() > self.dim and out.size(self.dim) >= size
         return has_rows and is_close(out.narrow(self.dim, 0, size), self.expected)
 
-    def error(self, mode: str = "") -> ValueError:
+    def error(self, mode: str = "") -> InexactLayerError:
         """Return the error of a layer that isn't exact, in a mode such as " in training"."""
-        layer = self.call.layer
+        layer: Any = self.call.layer
         reason = next(filter(None, map(reason_inexact, layer.modules())), "") or (
             "needs more of the graph than a node's own edges and their other ends: compute the "
             "weights of edges before, as T.GCNNorm does, and call it once for each hop, or take "
@@ -144,15 +143,12 @@ class LayerTest(NamedTuple):
             else "depends on other nodes in training mode, or raises an error there: compute each "
             "node's row from its own edges and their other ends"
         )
-        if isinstance(layer, Messages):
-            return ValueError(
-                f"'{layer.output}' is computed of messages along edges, and isn't exact on "
-                f"mini-batches{mode}: it {reason}"
-            )
         name, kind = describe_layer(self.call)
-        return ValueError(
-            f"'{name}' ({type(kind).__name__}) isn't exact on mini-batches{mode}: it {reason}"
-        )
+        what = f"'{name}' ({type(kind).__name__})"
+        if isinstance(layer, Messages):
+            what = f"'{layer.output}' is computed of messages along edges, and"
+        text = f"{what} isn't exact on mini-batches{mode}: it {reason}"
+        return InexactLayerError(text, getattr(layer, "layer", layer))
 
 
 def make_layer_tests(
@@ -215,8 +211,8 @@ def check_layers(
     for test in make_layer_tests(traced, calls, cuts):
         is_fused = isinstance(test.call.layer, FusedConv)  # In training, it draws by itself.
         if not (mode and is_fused) and not test.is_exact(test.call.form):
-            layer, error = test.call.layer, test.error(mode)
-            raise InexactLayerError(str(error), getattr(layer, "layer", layer)) if mode else error
+            error = test.error(mode)
+            raise error if mode else ValueError(str(error))
 
 
 def check_edges(traced: Traced, calls: Sequence[LayerCall], num_dropped: int) -> None:
