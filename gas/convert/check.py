@@ -88,8 +88,8 @@ class LayerTest(NamedTuple):
     expected: Tensor
     value_of: Callable[[Node], Any]
     scopes: Sequence[LayerScope]
-    dim: int = 0
-    pairs: bool = True
+    dim: int
+    pairs: bool
 
     def find_form(self) -> str:
         """Find the form of the call that is exact.
@@ -247,9 +247,9 @@ class Conversion:
     calls: Sequence[LayerCall]
     outputs: Outputs
     transform: BaseTransform | None
-    opened: Opened = ()
-    emptied: dict[str, Any] = field(default_factory=dict)
-    computed: Collection[str] = ()
+    opened: Opened
+    emptied: dict[str, Any]
+    computed: Collection[str]
     constants: dict[str, Any] = field(default_factory=dict)
 
     @property

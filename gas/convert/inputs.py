@@ -341,7 +341,7 @@ def _has_weights(adj_t: Any) -> bool:
     return value is not None and (not isinstance(adj_t, Tensor) or bool((value != 1).any()))
 
 
-def copy_with_noise(net: Module, emptied: dict[str, Any], computed: Collection[str] = ()) -> Module:
+def copy_with_noise(net: Module, emptied: dict[str, Any], computed: Collection[str]) -> Module:
     """Copy a module, and add noise to its tensors, for runs on small graphs.
 
     The copy lacks the attributes ``emptied``, see :func:`gas.convert.kept.find_filled`. Tensors of

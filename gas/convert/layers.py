@@ -157,7 +157,7 @@ class OnSomeEdges(EdgeLayer):
     parameter for the edges, and ``rows`` are those for their rows.
     """
 
-    def __init__(self, net: Module, target: str, edges: str, rows: Collection[str] = ()) -> None:
+    def __init__(self, net: Module, target: str, edges: str, rows: Collection[str]) -> None:
         super().__init__()
         object.__setattr__(self, "layer", net.get_submodule(target))  # Not a child twice.
         self.target, self.edges, self.rows = target, edges, tuple(rows)

@@ -28,7 +28,7 @@ from gas.convert.edge_layers import (
 )
 from gas.convert.failures import explain_trace, find_line
 from gas.convert.inputs import Inputs
-from gas.convert.known import KnownProxy, KnownValues
+from gas.convert.known import KnownProxy, KnownValues, is_edge_list
 from gas.convert.matrices import LOOPS, spread_matrix
 from gas.convert.modes import (
     BRANCH,
@@ -114,9 +114,7 @@ class _Tracer(Tracer):
     def _turn(self, value: Any) -> Any:
         """Return a list of edges turned round, and anything else as it is."""
         is_edges = issubclass(type(value), Proxy) and value.node in self.known.of_edges
-        edges = self.known.first(value.node) if is_edges else None
-        is_list = isinstance(edges, Tensor) and edges.dim() == 2 and edges.size(0) == 2
-        return value.flip(0) if is_list else value
+        return value.flip(0) if is_edges and is_edge_list(self.known.first(value.node)) else value
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Trace parameters and buffers that are read, except by what is evaluated."""
