@@ -43,8 +43,6 @@ UNREACHED = [
     ("scalable/call.py", "raise NotImplementedError", "of a method that subclasses write"),
     ("graph/layout.py", 'raise NotImplementedError(f"adjacencies', "no caller makes one"),
     ("scalable/former.py", "warn(f'ScalableGNN", "of names that go away in version 0.3"),
-    ("convert/model.py", "raise AssertionError", "a stage of inference pushes nothing itself"),
-    ("convert/check.py", "raise AssertionError", "stands for histories where none are read"),
     ("convert/runs.py", "raise InexactLayerError", "has the layer followed; others say why"),
     ("convert/conversion.py", "raise InexactLayerError", "has the layer followed; others say why"),
     ("convert/trace.py", "raise self._matrix_error", "has the layer followed; others say why"),

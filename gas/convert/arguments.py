@@ -283,11 +283,8 @@ def node_table_error(
 ) -> ValueError | None:
     """Return the error of a module that has a table of all nodes; ``None`` if it has none.
 
-    Args:
-        net: The module.
-        data: The graph.
-        error: What it raises.
-        emptied: Attributes that it computes of the graph itself. (default: none)
+    It quotes the ``error`` that the module raises. Attributes that it computes of the graph itself
+    are ``emptied``.
     """
     size, matrices = data.num_nodes, []
     for name, weight in net.named_parameters():

@@ -76,11 +76,8 @@ def given_parameters(weights: Mapping[Tensor, Tensor]) -> Iterator[None]:
 class RefuseChanges(TorchDispatchMode):
     """Refuses changes in place of parameters while a module is run.
 
-    But for those that a layer makes of its own, which mini-batches call as it is.
-
-    Args:
-        net: The module.
-        opened: Types of layers of message passing that are followed inside.
+    But for those that a layer makes of its own, which mini-batches call as it is, unless its type
+    is ``opened``.
     """
 
     def __init__(self, net: Module, opened: Collection[type]) -> None:
@@ -167,11 +164,7 @@ def _is_data(node: Node) -> bool:
 
 
 def check_change(node: Node) -> None:
-    """Refuse a change in place of a parameter or a buffer.
-
-    Raises:
-        ValueError: Quoting the line that is followed now.
-    """
+    """Refuse a change in place of a parameter or a buffer."""
     is_changed = node.target is assign or is_in_place(node)
     changed = node.kwargs.get("out", node.args[0] if is_changed else None)
     views = views_of(changed) if isinstance(changed, Node) else []

@@ -18,7 +18,6 @@ from gas.convert.edge_layers import (
     UNROLLED,
     InexactLayerError,
     Opened,
-    WrappedLayer,
     add_hop,
     several_values_error,
     turn_layers,
@@ -26,18 +25,16 @@ from gas.convert.edge_layers import (
 from gas.convert.failures import new_error
 from gas.convert.inputs import Inputs, copy_with_noise, disable_caching
 from gas.convert.known import is_close
-from gas.convert.layers import LayerCall
+from gas.convert.layers import LayerCall, OnSomeEdges
 from gas.convert.messages import Messages
 from gas.convert.normalise import disable_normalisation
 from gas.convert.outputs import Outputs, flatten
 from gas.convert.sample import subsample
 from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
 from gas.convert.state import eval_mode, keep_generators
-from gas.convert.trace import Added
 from gas.convert.traced import EDGES, OTHER, ROWS, Traced, row_dim
 from gas.convert.traced_matrix import PRODUCTS, TRACED, add_product, add_products
 from gas.graph import WEIGHT, find_mark, layout_of, with_edge_index
-from gas.history import Rows
 from gas.loader import SubgraphLoader
 from gas.nn import FusedConv, fuse, reason_inexact, twin
 
@@ -49,8 +46,8 @@ def make_layers(
     net: Module,
     graph: Graph,
     constants: Mapping[str, Any],
-    opened: Opened = (),
-    added: Added | None = None,
+    opened: Opened,
+    added: Mapping[str, Callable[[Module], Module]],
 ) -> Module:
     """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
@@ -63,7 +60,7 @@ def make_layers(
         if isinstance(layer, (*UNROLLED, *opened)):
             add_hop(layer)
         disable_normalisation(layer)
-    for name, make in (added or {}).items():
+    for name, make in added.items():
         out.add_module(name, make(out))
     for name, value in constants.items():
         object.__setattr__(out, name, value)
@@ -73,7 +70,7 @@ def make_layers(
 def describe_layer(call: LayerCall) -> tuple[str, Any]:
     """Return the name that a layer has in the module, and the layer."""
     layer: Any = call.layer
-    is_wrapped = isinstance(layer, WrappedLayer)
+    is_wrapped = isinstance(layer, OnSomeEdges)
     return (layer.target, layer.layer) if is_wrapped else (call.name, layer)
 
 
@@ -91,8 +88,8 @@ class LayerTest(NamedTuple):
     expected: Tensor
     value_of: Callable[[Node], Any]
     scopes: Sequence[LayerScope]
-    dim: int = 0
-    pairs: bool = True
+    dim: int
+    pairs: bool
 
     def find_form(self) -> str:
         """Find the form of the call that is exact.
@@ -107,8 +104,7 @@ class LayerTest(NamedTuple):
                 continue  # A function of one tensor of rows.
             if self.is_exact(form):
                 return form
-        layer: Any = self.call.layer
-        raise InexactLayerError(str(self.error()), getattr(layer, "layer", layer))
+        raise self.error()
 
     def is_exact(self, form: str) -> bool:
         """Return whether the layer called in a form is exact in all layouts of the batch.
@@ -136,9 +132,9 @@ class LayerTest(NamedTuple):
         has_rows = isinstance(out, Tensor) and out.dim() > self.dim and out.size(self.dim) >= size
         return has_rows and is_close(out.narrow(self.dim, 0, size), self.expected)
 
-    def error(self, mode: str = "") -> ValueError:
+    def error(self, mode: str = "") -> InexactLayerError:
         """Return the error of a layer that isn't exact, in a mode such as " in training"."""
-        layer = self.call.layer
+        layer: Any = self.call.layer
         reason = next(filter(None, map(reason_inexact, layer.modules())), "") or (
             "needs more of the graph than a node's own edges and their other ends: compute the "
             "weights of edges before, as T.GCNNorm does, and call it once for each hop, or take "
@@ -147,15 +143,12 @@ class LayerTest(NamedTuple):
             else "depends on other nodes in training mode, or raises an error there: compute each "
             "node's row from its own edges and their other ends"
         )
-        if isinstance(layer, Messages):
-            return ValueError(
-                f"'{layer.output}' is computed of messages along edges, and isn't exact on "
-                f"mini-batches{mode}: it {reason}"
-            )
         name, kind = describe_layer(self.call)
-        return ValueError(
-            f"'{name}' ({type(kind).__name__}) isn't exact on mini-batches{mode}: it {reason}"
-        )
+        what = f"'{name}' ({type(kind).__name__})"
+        if isinstance(layer, Messages):
+            what = f"'{layer.output}' is computed of messages along edges, and"
+        text = f"{what} isn't exact on mini-batches{mode}: it {reason}"
+        return InexactLayerError(text, getattr(layer, "layer", layer))
 
 
 def make_layer_tests(
@@ -163,10 +156,7 @@ def make_layer_tests(
 ) -> Iterator[LayerTest]:
     """Cut the first small graph into mini-batches, and yield a test of each layer on each of them.
 
-    Args:
-        traced: The traced module.
-        calls: The calls of the layers.
-        cuts: The first node of each mini-batch, except the first.
+    ``cuts`` are the first nodes of all mini-batches but the first.
 
     Raises:
         ValueError: If a layer gives anything but one tensor.
@@ -189,7 +179,7 @@ def make_layer_tests(
         batch = batch.to(device)
         adj_t = batch.data.adj_t
         scopes = [
-            LayerScope(adj, weight, batch.batch_size, _refuse_history)
+            LayerScope(adj, weight, batch.batch_size)
             for adj, weight in ((adj_t, None), adj_t.to_edge_index())
         ]
 
@@ -221,16 +211,12 @@ def check_layers(
     for test in make_layer_tests(traced, calls, cuts):
         is_fused = isinstance(test.call.layer, FusedConv)  # In training, it draws by itself.
         if not (mode and is_fused) and not test.is_exact(test.call.form):
-            layer, error = test.call.layer, test.error(mode)
-            raise InexactLayerError(str(error), getattr(layer, "layer", layer)) if mode else error
+            error = test.error(mode)
+            raise error if mode else ValueError(str(error))
 
 
 def check_edges(traced: Traced, calls: Sequence[LayerCall], num_dropped: int) -> None:
-    """Refuse a model whose edges go to anything but its layers.
-
-    Raises:
-        ValueError: If it is such a model.
-    """
+    """Refuse a model whose edges go to anything but its layers."""
     name = type(traced.net).__name__
     if sum(call.dropped is not None for call in calls) != num_dropped:
         raise ValueError(
@@ -245,10 +231,6 @@ def check_edges(traced: Traced, calls: Sequence[LayerCall], num_dropped: int) ->
             )
 
 
-def _refuse_history(position: int, x: Tensor, rows: bool) -> Tensor | Rows:
-    raise AssertionError("a single layer reads no history")
-
-
 @dataclass(frozen=True)
 class Conversion:
     """Conversion of a module, which can be checked on further graphs.
@@ -257,7 +239,6 @@ class Conversion:
     * ``calls``: the calls of its layers; ``outputs``: what it returns.
     * ``transform``: that of the whole graph; ``constants``: tensors of the traced graph.
     * ``opened``: types of layers that were followed.
-    * ``added``: layers that the module doesn't have as such, as functions of it.
     * ``emptied``: attributes to empty in copies of the module, as they are of its graph.
     * ``computed``: tensors of the module, of which the graph has what was computed of them.
     """
@@ -266,10 +247,9 @@ class Conversion:
     calls: Sequence[LayerCall]
     outputs: Outputs
     transform: BaseTransform | None
-    opened: Opened = ()
-    added: Added = field(default_factory=dict)
-    emptied: dict[str, Any] = field(default_factory=dict)
-    computed: Collection[str] = ()
+    opened: Opened
+    emptied: dict[str, Any]
+    computed: Collection[str]
     constants: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -377,7 +357,7 @@ class Conversion:
     def _check(self, mine: Module, sample: Data, expected: Any) -> None:
         name = type(self.net).__name__
         graph = self.traced.graph
-        layers = make_layers(mine, graph, self.constants, self.opened, self.added)
+        layers = make_layers(mine, graph, self.constants, self.opened, self.traced.added)
         listed = with_edge_index(sample)
         if self.transform is not None:
             listed = self.transform(copy.copy(sample))

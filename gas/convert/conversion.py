@@ -93,13 +93,6 @@ def convert_module(
 ) -> Converted:
     """Convert a module in the ways that are chosen.
 
-    Args:
-        net: The module.
-        data: The graph.
-        inputs: The arguments that the graph gives to the module.
-        options: Options of :class:`gas.ScalableGNN`.
-        choices: The ways.
-
     Raises:
         ValueError: If the module can't be converted in these ways.
     """
@@ -123,16 +116,13 @@ def convert_module(
     prepared = move_preparation(traced)
     refuse_normalisation(traced)
     spread_selected_rows(copied, graph, lambda: traced.record()[0])
-    added = wrap_selecting_layers(traced)
+    wrap_selecting_layers(traced)
     fixed = trained[:1] if num_dropped else trained  # For the first, no edges are dropped.
     outputs = record_checked(traced, expected, fixed, draws)
     _check_noise(traced, outputs, *noise, len(fixed) + 1)
     traced.find_kinds()
-    messages = wrap_messages(traced)
-    products = replace_sums(traced)
-    projected = merge_projections(traced)
-    added |= messages | (products or {}) | (projected or {})
-    if projected is not None or products is not None or messages:
+    changes = wrap_messages(traced), replace_sums(traced), merge_projections(traced)
+    if any(changes):
         outputs = record_checked(traced, expected, fixed, draws)
         traced.find_kinds()
     check_outputs(outputs, traced)
@@ -143,7 +133,7 @@ def convert_module(
     check_edges(traced, calls, num_dropped)
     _find_forms(traced, calls, len(trained))
     made = Conversion(
-        replace(traced, net=net), calls, outputs, prepared, choices.opened, added, choices.emptied,
+        replace(traced, net=net), calls, outputs, prepared, choices.opened, choices.emptied,
         computed,
     )  # fmt: skip
     return _make_model(copied, data, options, made)
@@ -251,11 +241,7 @@ def _trace(
 def _make_model(copied: Module, data: Data, options: dict[str, Any], made: Conversion) -> Converted:
     """Place the histories, and make the model of the module's own parameters.
 
-    Args:
-        copied: The copy of the module that was traced.
-        data: The graph.
-        options: Those of :class:`gas.ScalableGNN`.
-        made: The conversion so far.
+    ``copied`` is the copy of the module that was traced.
     """
     traced = replace(made.traced, net=copied)
     graph, values = traced.graph, traced.values
@@ -267,7 +253,7 @@ def _make_model(copied: Module, data: Data, options: dict[str, Any], made: Conve
     written = writer.write()
     drawing = _describe_layers(graph, placed, made.calls, widths)
     constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
-    layers = make_layers(made.net, graph, constants, made.opened, made.added)
+    layers = make_layers(made.net, graph, constants, made.opened, traced.added)
     numbers = {
         node: value if isinstance(value, bool | float | str) else None
         for node, value in values.items()
@@ -298,11 +284,6 @@ def _describe_layers(
 
 def _history_shape(node: Node, value: Any, dim: Any) -> Sequence[int]:
     """Return the shape of a row of a value that needs a history.
-
-    Args:
-        node: The node of the value, for the error.
-        value: The value on a small graph.
-        dim: The dimension of its rows.
 
     Raises:
         ValueError: If it isn't a tensor of floating-point numbers.

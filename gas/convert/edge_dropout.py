@@ -141,11 +141,7 @@ def _remove(graph: Graph, call: Node, given: dict[str, Any]) -> None:
 def check_scale(node: Node, value: Tensor, edges: Tensor, num_nodes: int) -> None:
     """Refuse what doesn't grow as the weights of a mean do when edges are dropped.
 
-    Args:
-        node: The node of a value that is computed of the edges that are left.
-        value: The value on a small graph.
-        edges: The edges of this graph that it has a row for.
-        num_nodes: The number of its nodes.
+    It is the value, on a small graph, of a node that is computed of the edges that are left.
 
     Raises:
         ValueError: If it is neither a mean's weight, nor that of a symmetric normalisation.

@@ -40,27 +40,8 @@ class EdgeLayer(Module):
     """A message passing layer that isn't one of PyG's: ``forward(edge_index, **rows)``."""
 
 
-class WrappedLayer(EdgeLayer):
-    """A layer whose edges are prepared before it is called.
-
-    Args:
-        net: The module that has the layer.
-        target: The name of the layer.
-        edges: The name of its parameter for the edges.
-    """
-
-    def __init__(self, net: Module, target: str, edges: str) -> None:
-        super().__init__()
-        object.__setattr__(self, "layer", net.get_submodule(target))  # Not a child twice.
-        self.edges, self.target = edges, target
-
-
 class Propagation(EdgeLayer):
-    """The messages of a layer, whose ``forward`` is followed up to them.
-
-    Args:
-        layer: A layer of PyG's kind.
-    """
+    """The messages of a layer, whose ``forward`` is followed up to them."""
 
     def __init__(self, layer: MessagePassing) -> None:
         super().__init__()
@@ -89,26 +70,19 @@ def bind(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 class DirectionError(ValueError):
     """Error of messages that are passed against the direction of the edges."""
 
-
-def direction_error(what: str) -> DirectionError:
-    """Return the error of messages that are passed against the direction of the edges."""
-    return DirectionError(
-        f"{what} passes messages from the destinations of edges to their sources, of which a "
-        "mini-batch doesn't have all edges: turn the graph round, data.edge_index.flip(0), and "
-        "pass messages from edge_index[0] to edge_index[1]; or pass those of one direction by a "
-        "layer that takes edge_index.flip(0), such as SimpleConv"
-    )
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} passes messages from the destinations of edges to their sources, of which a "
+            "mini-batch doesn't have all edges: turn the graph round, data.edge_index.flip(0), and "
+            "pass messages from edge_index[0] to edge_index[1]; or pass those of one direction by "
+            "a layer that takes edge_index.flip(0), such as SimpleConv"
+        )
 
 
 # Layers that propagate several times without a transformation in between; unrolled into hops.
 UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
 Opened = tuple[type[MessagePassing], ...]
 DROP = "drops_edges"  # What a layer's node notes: the call, its probability, and if weights drop.
-
-
-def find_backward(net: Module, opened: Opened) -> list[Any]:
-    """Find the layers, of those that aren't opened, that pass messages to ``edge_index[0]``."""
-    return [layer for layer in _whole_layers(net, opened) if layer.flow != FORWARD]
 
 
 def find_dubious(net: Module, opened: Opened) -> list[type[MessagePassing]]:
@@ -132,11 +106,12 @@ def _whole_layers(net: Module, opened: Opened) -> list[Any]:
 
 
 def turn_layers(net: Module, opened: Opened) -> list[Any]:
-    """Have these layers pass messages to ``edge_index[1]``, and return them.
+    """Have layers that pass messages to ``edge_index[0]`` pass them to ``edge_index[1]``.
 
-    They are given ``edge_index.flip(0)``.
+    Returns:
+        These layers, which aren't opened. They are given ``edge_index.flip(0)``.
     """
-    found = find_backward(net, opened)
+    found = [layer for layer in _whole_layers(net, opened) if layer.flow != FORWARD]
     for layer in found:
         layer.flow = FORWARD
     return found

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from gas.convert.known import is_about_shape, is_edge_list, walk_back
+from gas.convert.known import has_tensor, is_about_shape, is_edge_list, walk_back
 from gas.convert.matrices import gcn_norm
 from gas.convert.traced import Traced, is_selection
 
@@ -22,9 +22,7 @@ def has_rows(value: Any, size: int) -> bool:
 class EdgeValues:
     """Values of a traced graph that follow from the edges alone.
 
-    Args:
-        traced: The traced module.
-        keeps_selections: Whether to leave selected edges, ``edge_index[:, mask]``, to the module.
+    Selected edges, ``edge_index[:, mask]``, stay with the module if it ``keeps_selections``.
     """
 
     def __init__(self, traced: Traced, keeps_selections: bool) -> None:
@@ -85,17 +83,14 @@ class EdgeValues:
         if node.op == "placeholder":
             return False  # Whether it is training.
         first, *rest = (record[node] for record in self.records)
-        if self._has_tensor(node) or any(other != first for other in rest):
+        if has_tensor(first) or any(other != first for other in rest):
             return False
         return all(
             is_about_shape(node)
-            if self._has_tensor(each)
+            if has_tensor(self.records[0][each])
             else self.is_plain(each) or self.is_count(each)
             for each in node.all_input_nodes
         )
-
-    def _has_tensor(self, node: Node) -> bool:
-        return any(isinstance(leaf, Tensor) for leaf in tree_leaves(self.records[0][node]))
 
     def is_count(self, node: Node) -> bool:
         """Return whether a value is the number of nodes."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dis
 import inspect
 from argparse import Namespace
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from operator import is_
 from types import BuiltinFunctionType, CodeType, FunctionType, SimpleNamespace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,13 +28,6 @@ NOT_OPTIONS = "training", "fuse"  # Modes, which calls of layers set, too.
 _FUNCTIONS = FunctionType, BuiltinFunctionType
 # Methods that run first in a call; _find_read follows the methods that they name.
 CALLED = "forward", "message", "message_and_aggregate", "aggregate", "update", "edge_update"
-
-
-class Followed(Protocol):
-    """Attributes that are looked at before each call of a model."""
-
-    def follow(self) -> None:
-        """Take what has changed in the module, or raise."""
 
 
 Place = tuple[dict[str, Any], str]  # Attributes, and the name of one.
@@ -93,50 +87,31 @@ class _FollowedTensor:
         self.seen, self.version = now, version(now)
 
 
-@dataclass
-class _FollowedParts:
-    """The parts of each module of a module, and those that it had when it was converted."""
-
-    parts: list[tuple[dict[str, Module | None], dict[str, Module | None]]]
-
-    def follow(self) -> None:
-        """Check that they are the same.
-
-        Raises:
-            ValueError: If one was replaced, added or removed.
-        """
-        for now, seen in self.parts:
-            if now == seen:
-                continue
-            key = next(key for key in {**seen, **now} if seen.get(key) is not now.get(key))
-            raise ValueError(
-                f"{key!r} of the module is another part than it was when it was converted, and its "
-                "model has the one from before: convert the module again"
-            )
+def _check_parts(
+    parts: Iterable[tuple[Mapping[str, Module | None], dict[str, Module | None]]],
+) -> None:
+    """Check that modules have the parts that they had when they were converted."""
+    for now, seen in parts:
+        if now == seen:
+            continue
+        key = next(key for key in {**seen, **now} if seen.get(key) is not now.get(key))
+        raise ValueError(
+            f"{key!r} of the module is another part than it was when it was converted, and its "
+            "model has the one from before: convert the module again"
+        )
 
 
-@dataclass
-class _FollowedOptions:
-    """The options of modules, such as ``p`` of a dropout, of which the model has copies.
+def _check_options(options: Iterable[tuple[str, Mapping[str, Any], dict[str, Any]]]) -> None:
+    """Check that modules have the options, such as ``p`` of a dropout, that models have copies of.
 
-    * ``options``: the name of each module, its attributes now, and its options when it was
-      converted.
+    ``options`` are each module's name, its attributes now, and those when it was converted.
     """
-
-    options: list[tuple[str, Mapping[str, Any], dict[str, Any]]]
-
-    def follow(self) -> None:
-        """Check that they are the same.
-
-        Raises:
-            ValueError: If one was changed.
-        """
-        for name, now, seen in self.options:
-            if all(map(is_, map(now.get, seen, seen.values()), seen.values())):  # At every call.
-                continue
-            for key, value in seen.items():
-                if (changed := now.get(key, value)) is not value and changed != value:
-                    raise _changed_error(f"{name}.{key}".lstrip("."), changed, value)
+    for name, now, seen in options:
+        if all(map(is_, map(now.get, seen, seen.values()), seen.values())):  # At every call.
+            continue
+        for key, value in seen.items():
+            if (changed := now.get(key, value)) is not value and changed != value:
+                raise _changed_error(f"{name}.{key}".lstrip("."), changed, value)
 
 
 class _Copy(NamedTuple):
@@ -154,64 +129,54 @@ class _Copy(NamedTuple):
         return is_alike and torch.equal(now.to(self.values), self.values)
 
 
-class _FollowedItems:
-    """The items of lists, dictionaries, namespaces and arrays, of which the model has copies.
+def _walk(value: Any, read: Set[str], path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the options and tensors in a value, and where they are.
 
-    Args:
-        read: The names of the attributes of namespaces that are followed.
+    Those of lists, dictionaries, arrays, and the attributes ``read`` of namespaces.
     """
+    if isinstance(value, np.ndarray | np.generic) and value.size <= MOST_ITEMS:
+        value = value.tolist()
+    if isinstance(value, SimpleNamespace | Namespace) or is_dataclass(value):
+        keys = read & vars(value).keys() or vars(value)  # Others may read them all.
+        found = [(f".{key}", vars(value)[key]) for key in sorted(keys)]
+    elif isinstance(value, dict):
+        found = [(f"[{key!r}]", each) for key, each in value.items()]
+    elif isinstance(value, list | tuple):
+        found = [(f"[{position}]", each) for position, each in enumerate(value)]
+    else:
+        if value is None or type(value) in OPTIONS or isinstance(value, Tensor):
+            yield path, value
+        return
+    for key, each in found if len(found) <= MOST_ITEMS and depth < DEEPEST else ():
+        yield from _walk(each, read, path + key, depth + 1)
 
-    def __init__(self, read: set[str]) -> None:
-        self._read = read
-        self._containers: list[tuple[str, Mapping[str, Any], str, dict[str, Any]]] = []
 
-    def add(self, name: str, owner: Mapping[str, Any], key: str, known: Collection[int]) -> None:
-        """Add an attribute; tensors in it are left out if their ids are known."""
-        items = {
-            path: _Copy(item, version(item), item.detach().clone())
-            if isinstance(item, Tensor) else item
-            for path, item in self._walk(owner[key]) if id(item) not in known
-        }  # fmt: skip
-        if items:
-            self._containers.append((name, owner, key, items))
+def _copy_items(value: Any, read: Set[str], known: Collection[int]) -> dict[str, Any]:
+    """Return the items of a value by where they are, except tensors whose ids are known."""
+    return {
+        path: _Copy(item, version(item), item.detach().clone())
+        if isinstance(item, Tensor) else item
+        for path, item in _walk(value, read) if id(item) not in known
+    }  # fmt: skip
 
-    def _walk(self, value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-        """Yield the options and tensors in a value, and where they are."""
-        if isinstance(value, np.ndarray | np.generic) and value.size <= MOST_ITEMS:
-            value = value.tolist()
-        if isinstance(value, SimpleNamespace | Namespace) or is_dataclass(value):
-            keys = self._read & vars(value).keys() or vars(value)  # Others may read them all.
-            found = [(f".{key}", vars(value)[key]) for key in sorted(keys)]
-        elif isinstance(value, dict):
-            found = [(f"[{key!r}]", each) for key, each in value.items()]
-        elif isinstance(value, list | tuple):
-            found = [(f"[{position}]", each) for position, each in enumerate(value)]
-        else:
-            if value is None or type(value) in OPTIONS or isinstance(value, Tensor):
-                yield path, value
-            return
-        for key, each in found if len(found) <= MOST_ITEMS and depth < DEEPEST else ():
-            yield from self._walk(each, path + key, depth + 1)
 
-    def follow(self) -> None:
-        """Check that they are the same.
-
-        Raises:
-            ValueError: If one was changed.
-        """
-        for name, owner, key, seen in self._containers:
-            now = dict(self._walk(owner.get(key)))
-            for path, before in seen.items():
-                item = now.get(path)
-                if isinstance(before, _Copy):
-                    if not before.is_same(item):
-                        raise ValueError(
-                            f"{f'{name}{path}'!r} of the module has changed, and its model has its "
-                            "values from before: register each tensor as a buffer, "
-                            "self.register_buffer('first', tensor), or convert the module again"
-                        )
-                elif item is not before and (isinstance(item, Tensor) or item != before):
-                    raise _changed_error(f"{name}{path}", item, before)
+def _check_items(
+    containers: Iterable[tuple[str, Mapping[str, Any], str, dict[str, Any]]], read: Set[str]
+) -> None:
+    """Check that containers have the items that they had, of which the model has copies."""
+    for name, owner, key, seen in containers:
+        now = dict(_walk(owner.get(key), read))
+        for path, before in seen.items():
+            item = now.get(path)
+            if isinstance(before, _Copy):
+                if not before.is_same(item):
+                    raise ValueError(
+                        f"{f'{name}{path}'!r} of the module has changed, and its model has its "
+                        "values from before: register each tensor as a buffer, "
+                        "self.register_buffer('first', tensor), or convert the module again"
+                    )
+            elif item is not before and (isinstance(item, Tensor) or item != before):
+                raise _changed_error(f"{name}{path}", item, before)
 
 
 def _changed_error(name: str, changed: Any, value: Any) -> ValueError:
@@ -229,36 +194,8 @@ def _describe(value: Any) -> str:
     return f"{kind} of {list(value.shape)}"
 
 
-class FollowedHooks:
-    """Hooks of a module itself, which its model doesn't call.
-
-    Those of its parts are shared with the model's parts, which tools may register some on.
-    """
-
-    def __init__(self, net: Module) -> None:
-        self._net = net
-        self._hooks = [getattr(net, kind) for kind in HOOKS]
-
-    def follow(self) -> None:
-        """Check that there are none.
-
-        Raises:
-            ValueError: If there are any.
-        """
-        if any(self._hooks):
-            check_hooks(self._net, [])
-
-
 def check_hooks(net: Module, called: Collection[str]) -> None:
-    """Refuse hooks of modules that the model doesn't call, such as the module itself.
-
-    Args:
-        net: The module.
-        called: The names of the parts that the model calls.
-
-    Raises:
-        ValueError: If there are any, naming the module.
-    """
+    """Refuse hooks of a module and its parts, except those ``called``, which the model calls."""
     starts = [f"{name}." for name in called]
     for name, module in net.named_modules():
         hooked = any(getattr(module, kind) for kind in HOOKS)
@@ -272,19 +209,25 @@ def check_hooks(net: Module, called: Collection[str]) -> None:
 
 def find_followed(
     net: Module, model: Module, unknown: Collection[str], computed: Collection[str]
-) -> list[Followed]:
+) -> list[Callable[[], None]]:
     """Find what its model wouldn't see if it were replaced in a module: tensors, parts, options.
+
+    And hooks of the module itself, which its model doesn't call; those of its parts are shared with
+    the model's parts, which tools may register some on.
 
     Args:
         net: The module. Buffers of its parts are those of the model, and are found there.
         model: What is made of it, with parts of the same names.
         unknown: The names of attributes that are left out.
         computed: The names of those that the model has numbers of.
+
+    Returns:
+        Functions to call before each call of the model, which take what has changed, or raise.
     """
     parts: list[Any] = []
     options: list[Any] = []
+    containers: list[Any] = []
     read = find_read(net)
-    items = _FollowedItems(read)
     known = {id(each) for each in (*net.parameters(), *net.buffers())}
     tensors: dict[int, _FollowedTensor] = {}
     for prefix, module in net.named_modules():
@@ -305,7 +248,8 @@ def find_followed(
                     if owner is not owners[0]:  # That of the class may be changed, too.
                         options.append((prefix, owner, {key: value}))
                 elif not isinstance(value, Tensor):
-                    items.add(name, owner, key, known)
+                    items = _copy_items(owner[key], read, known)
+                    containers += [(name, owner, key, items)] if items else []
         else:
             chosen = {
                 key: value for key, value in vars(module).items()
@@ -328,11 +272,13 @@ def find_followed(
                 place: Any = mine._buffers if key in mine._buffers else vars(mine)
                 if isinstance(place.get(key), Tensor):
                     made.places.append((place, key))
+    hooks = [getattr(net, kind) for kind in HOOKS]
     return [
-        _FollowedParts(parts),
-        _FollowedOptions(options),
-        items,
-        *(each for each in tensors.values() if each.places or each.fixed is not None),
+        lambda: check_hooks(net, []) if any(hooks) else None,
+        partial(_check_parts, parts),
+        partial(_check_options, options),
+        partial(_check_items, containers, read),
+        *(each.follow for each in tensors.values() if each.places or each.fixed is not None),
     ]
 
 

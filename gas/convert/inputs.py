@@ -304,8 +304,7 @@ def find_inputs(net: Module, data: Data) -> Inputs:
     if (before := read_mark(data)) is not None:
         layout, is_weighted = before
         names = [name for name in names if name != WEIGHT] + [WEIGHT] * is_weighted
-        given = replace(given, names=names)
-        given = given.takes_matrix(layout, is_weighted) if layout else given
+        given = given.takes_matrix(layout, is_weighted) if layout else replace(given, names=names)
     elif has_edges and given.reads_adj_t(data) and layout != "edge_index":
         layout = layout if layout in TRACED else "csr"
         given = given.takes_matrix(layout, _has_weights(data.adj_t))
@@ -342,14 +341,11 @@ def _has_weights(adj_t: Any) -> bool:
     return value is not None and (not isinstance(adj_t, Tensor) or bool((value != 1).any()))
 
 
-def copy_with_noise(net: Module, emptied: dict[str, Any], computed: Collection[str] = ()) -> Module:
+def copy_with_noise(net: Module, emptied: dict[str, Any], computed: Collection[str]) -> Module:
     """Copy a module, and add noise to its tensors, for runs on small graphs.
 
-    Args:
-        net: The module.
-        emptied: Attributes that the copy doesn't have, see :func:`gas.convert.kept.find_filled`.
-        computed: Tensors that stay as they are, as the model has what is computed of them.
-            (default: none)
+    The copy lacks the attributes ``emptied``, see :func:`gas.convert.kept.find_filled`. Tensors of
+    which the model has what is ``computed`` stay as they are.
     """
     copied = copy_module(net)
     disable_caching(copied)

@@ -131,10 +131,7 @@ def _are_equal(value: Any, other: Any) -> bool:
 def find_caches(net: Module, call: Callable[[Any], Any], graphs: Sequence[Any]) -> list[str]:
     """Find the attributes that a module computes in its first call alone, and keeps.
 
-    Args:
-        net: The module, whose calls change attributes.
-        call: Calls it on a graph, with the same random numbers each time.
-        graphs: Two graphs.
+    ``call`` calls it on one of two graphs, with the same random numbers each time.
 
     Raises:
         ValueError: If its result depends on calls before, naming the module and the attribute.
@@ -159,12 +156,8 @@ def find_read(
 ) -> tuple[list[str], dict[str, Any]]:  # fmt: skip
     """Find the attributes that a call sets and another reads, and all that the first sets.
 
-    Args:
-        net: The module.
-        call: Calls it, with the same random numbers each time.
-        first: What the first call is given.
-        second: What the second is given.
-        noisy: Other values of parameters for the second. (default: those of the first)
+    ``call`` calls the module on what is ``first`` or ``second``, with the same random numbers each
+    time, and the second time with the values ``noisy`` of parameters, if there are any.
     """
     with keep_attributes(net) as changed:
         call(first)
@@ -229,10 +222,7 @@ def memory_error(net: Module, name: str, value: Any) -> ValueError:
 def check_caches(net: Module, caches: Sequence[str], changed: dict[str, Any]) -> None:
     """Refuse buffers that a module changes, and caches that don't follow from the graph alone.
 
-    Args:
-        net: The module.
-        caches: The names of those that later calls read.
-        changed: What a trace has changed.
+    A trace has ``changed`` attributes, of which later calls read ``caches``.
 
     Raises:
         ValueError: Naming the attribute, and what it is computed of.

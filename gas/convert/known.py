@@ -108,11 +108,8 @@ def _find_attributes(node: Node) -> list[str]:
 class KnownValues:
     """Values of the nodes of a graph that is being traced, on several small graphs.
 
-    Args:
-        root: The module.
-        samples: The values of the inputs by name, on each of the small graphs.
-        counts: The numbers of their nodes.
-        edges: The input that is the adjacency.
+    ``samples`` are the values of the inputs by name, on each of the small graphs, ``counts`` the
+    numbers of their nodes, and ``edges`` is the input that is the adjacency.
     """
 
     def __init__(
@@ -194,12 +191,12 @@ class KnownValues:
         """Return whether no number of a tensor, and no number of nodes, decides a value."""
         if node in seen:
             return True
-        if node not in self._values or _has_tensor(self._values[node][0]):
+        if node not in self._values or has_tensor(self._values[node][0]):
             return False
         seen.add(node)
         about_shape = is_about_shape(node)
         for argument in node.all_input_nodes:
-            if _has_tensor(self._values[argument][0]):
+            if has_tensor(self._values[argument][0]):
                 is_size = node.target in ("size", "numel") or "shape" in node.args
                 if not about_shape or (is_size and self._is_of_numbers(argument)):
                     return False
@@ -280,7 +277,8 @@ def is_about_shape(node: Node) -> bool:
     return str(getattr(node.target, "__name__", node.target)) in SHAPE_METHODS
 
 
-def _has_tensor(value: Any) -> bool:
+def has_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor, or has one in it."""
     return any(isinstance(leaf, Tensor) for leaf in tree_leaves(value))
 
 
@@ -359,11 +357,11 @@ def is_close(found: Any, expected: Any) -> bool:
         return len(found) == len(expected) and all(map(is_close, found, expected))
     if not isinstance(expected, Tensor):
         return found == expected
+    if not isinstance(found, Tensor) or found.dtype != expected.dtype:
+        return False
     if found.shape != expected.shape:
         return False
     if not expected.is_floating_point():
         return torch.equal(found, expected)
-    if found.dtype != expected.dtype:
-        return False
     scale = expected.abs().nan_to_num(0, 0, 0).max().item() if expected.numel() else 0.0
     return torch.allclose(found, expected, rtol=1e-4, atol=1e-5 * scale + 1e-12, equal_nan=True)

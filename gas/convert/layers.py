@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import Module
 
-from gas.convert.edge_layers import DROP, WrappedLayer, bind
+from gas.convert.edge_layers import DROP, EdgeLayer, bind
 from gas.convert.known import walk_back
 from gas.convert.rewrite import erase_unused
 from gas.convert.scope import (
@@ -23,12 +22,9 @@ from gas.convert.scope import (
     source_pair,
     sources,
 )
-from gas.convert.trace import Added, is_layer
+from gas.convert.trace import is_layer
 from gas.convert.traced import ROWS, Traced
 from gas.graph import WEIGHT
-
-ALONE = object()  # Features that aren't given in a pair.
-Wrapped = tuple[str, tuple[Node, ...], dict[str, Any]]
 
 
 @dataclass
@@ -37,15 +33,14 @@ class LayerCall:
 
     * ``node``: the call; ``layer``: the layer; ``name``: its name in the model.
     * ``given``: the arguments by the names of the parameters.
-    * ``features``: the parameter for the neighbours' rows; ``other``: further rows of nodes.
-    * ``adjacency``, ``weight``: the parameters for the edges and their weights.
+    * ``features``: the parameter for the neighbours' rows, or for a pair of these and further rows,
+      as in ``conv((x, y), edge_index)``; ``other``: those for further rows of nodes.
+    * ``adjacency``: the parameter for the edges.
     * ``form``: the form of the call.
     * ``selected``: the mask of the edges that it takes, if it doesn't take all, and ``picked``: the
       parameters for rows of these edges.
     * ``dropped``: the call that drops the layer's edges, its probability, and whether it drops
       their weights, those of self-loops included.
-    * ``pair``: what the features are given with, as ``conv((x, y), edge_index)``: rows, or
-      ``None``. ``ALONE`` if they aren't.
     """
 
     node: Node
@@ -55,9 +50,7 @@ class LayerCall:
     features: str
     other: tuple[str, ...]
     adjacency: str
-    weight: Any
     form: str = ""
-    pair: Any = ALONE
     dropped: tuple[int | str, float, bool] | None = None
     selected: Node | None = None
     picked: tuple[str, ...] = ()
@@ -85,10 +78,11 @@ class LayerCall:
             rows = value_of(argument)
             return make(kept_edges, rows, False) if argument in picked else rows
 
-        weight = value(self.weight)
+        has_weight = self.given.get(WEIGHT) is not None
+        weight = value(self.given[WEIGHT]) if has_weight else None
         out = {}
         for name, argument in self.given.items():
-            if name == self.features and self.pair is not ALONE:
+            if name == self.features and not isinstance(argument, Node):
                 given = [value(each) if isinstance(each, Node) else each for each in argument]
                 out[name] = make(source_pair, *given, form)
             elif name == self.features:
@@ -100,7 +94,7 @@ class LayerCall:
                 out[name] = make(edges, form, weight)
             elif name != WEIGHT or argument is None:
                 out[name] = value(argument)
-        if self.weight is not None:
+        if has_weight:
             out[WEIGHT] = make(edge_weight, form, weight)
         return out
 
@@ -139,9 +133,8 @@ def describe_call(traced: Traced, node: Node) -> LayerCall:
             "those of mini-batches; change the graph before it is cut into parts"
         )
     return LayerCall(
-        node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0], bound.get(WEIGHT),
-        pair=bound[pairs[0]][1] if pairs else ALONE, dropped=node.meta.get(DROP),
-        selected=selected, picked=picked,
+        node, layer, name, bound, rows[0], tuple(rows[1:]), edges[0],
+        dropped=node.meta.get(DROP), selected=selected, picked=picked,
     )  # fmt: skip
 
 
@@ -157,21 +150,17 @@ def _are_counts(traced: Traced, size: Any) -> bool:
 SELECTED_EDGES = "_selected_"  # The prefix of the names of such layers.
 
 
-class OnSomeEdges(WrappedLayer):
-    """A layer that takes some of the edges, and their rows.
+class OnSomeEdges(EdgeLayer):
+    """A layer, ``target`` of a module, that takes some of the edges, and their rows.
 
-    A converted model calls the layer itself, on a neighbourhood with these edges.
-
-    Args:
-        net: The module that has the layer.
-        target: The name of the layer.
-        edges: The name of its parameter for the edges.
-        rows: The names of its parameters for rows of these edges.
+    A converted model calls the layer itself, on a neighbourhood with these edges. ``edges`` is its
+    parameter for the edges, and ``rows`` are those for their rows.
     """
 
-    def __init__(self, net: Module, target: str, edges: str, rows: Collection[str] = ()) -> None:
-        super().__init__(net, target, edges)
-        self.rows = tuple(rows)
+    def __init__(self, net: Module, target: str, edges: str, rows: Collection[str]) -> None:
+        super().__init__()
+        object.__setattr__(self, "layer", net.get_submodule(target))  # Not a child twice.
+        self.target, self.edges, self.rows = target, edges, tuple(rows)
 
     def forward(self, edge_index: Tensor, edge_mask: Tensor, **given: Any) -> Any:
         """Return what the layer gives."""
@@ -180,44 +169,33 @@ class OnSomeEdges(WrappedLayer):
         return layer(**given, **{self.edges: edge_index[:, edge_mask]})
 
 
-def wrap_layers(
-    traced: Traced, kind: type[WrappedLayer], prefix: str,
-    find: Callable[[Node, Node, dict[str, Any]], Wrapped | None],
-) -> Added:  # fmt: skip
-    """Have layers be called by others that prepare their edges, and return these.
-
-    ``find`` returns for a call, the node of the adjacency and the call's arguments: the parameter
-    for the edges, what is given instead, and options; ``None`` to leave a layer as it is.
-    """
-    added: Added = {}
-    for node in list(traced.graph.nodes):
-        if not is_layer(traced.net, node):
-            continue
-        target = str(node.target)
-        given = bind(traced.net.get_submodule(target), node.args, node.kwargs)
-        if (found := find(node, traced.edges, given)) is not None:
-            name, args, options = found
-            given.pop(name)
-            key = f"{prefix}{len(added)}"
-            added[key] = functools.partial(kind, target=target, edges=name, **options)
-            traced.net.add_module(key, added[key](traced.net))
-            with traced.graph.inserting_before(node):
-                made = traced.graph.call_module(key, args, given)
-            made.meta.update(node.meta)
-            traced.exchange(node, made)
-    return added
-
-
-def wrap_selecting_layers(traced: Traced) -> Added:
+def wrap_selecting_layers(traced: Traced) -> None:
     """Have layers that are given ``edge_index[:, mask]`` select these edges themselves."""
-    added = wrap_layers(traced, OnSomeEdges, SELECTED_EDGES, _find_mask)
-    if added:
-        erase_unused(traced.graph)
-    return added
+    net, graph, edges = traced.net, traced.graph, traced.edges
+    for node in [each for each in graph.nodes if is_layer(net, each)]:
+        target = str(node.target)
+        given = bind(net.get_submodule(target), node.args, node.kwargs)
+        if (found := _find_mask(edges, given)) is None:
+            continue
+        parameter, mask, rows = found
+        name = f"{SELECTED_EDGES}{len(traced.added)}"
+        traced.add_layer(name, OnSomeEdges, target=target, edges=parameter, rows=tuple(rows))
+        arguments = {key: value for key, value in (given | rows).items() if key != parameter}
+        with graph.inserting_before(node):
+            made = graph.call_module(name, (edges, mask), arguments)
+        made.meta.update(node.meta)
+        traced.exchange(node, made)
+    if traced.added:
+        erase_unused(graph)
 
 
-def _find_mask(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | None:
-    """Find the mask of the edges that a layer is given, and give it all rows of edges."""
+def _find_mask(source: Node, given: dict[str, Any]) -> tuple[str, Node, dict[str, Any]] | None:
+    """Find the edges of a mask among a layer's arguments.
+
+    Returns:
+        The parameter for the edges, the mask, and by parameters of which the mask selects rows, all
+        rows; ``None`` if the layer takes no such edges.
+    """
     taken = {
         name: value.args for name, value in given.items()
         if isinstance(value, Node) and value.target is operator.getitem
@@ -229,7 +207,5 @@ def _find_mask(node: Node, source: Node, given: dict[str, Any]) -> Wrapped | Non
         whole, mask = index
         if whole != slice(None) or not isinstance(mask, Node) or source in walk_back(mask):
             continue  # Batches have ends of edges in layers alone.
-        rows = {key: each for key, (each, index) in taken.items() if index is mask}
-        given |= rows
-        return name, (source, mask), {"rows": tuple(rows)}
+        return name, mask, {key: each for key, (each, index) in taken.items() if index is mask}
     return None

@@ -119,12 +119,8 @@ class TakesLists(LayerAlone):
 def wrap_lists(net: Module, data: Data, in_graph: bool = False) -> tuple[Module, Data]:
     """Return a module, of the same name, that takes several lists as one, and the graph with it.
 
-    Both as they are, if it takes a single list.
-
-    Args:
-        net: The module.
-        data: The graph.
-        in_graph: Whether a module that takes the graph may read lists besides ``edge_index``.
+    Both as they are, if it takes a single list. One that takes the graph may read lists besides
+    ``edge_index`` if it is ``in_graph``.
 
     Raises:
         ValueError: If a list has no edges.

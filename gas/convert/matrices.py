@@ -20,7 +20,7 @@ from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
 from gas.convert.known import is_close, walk_back
-from gas.convert.modes import TRAINING, copy_function, replace_functions
+from gas.convert.modes import TRAINING, copy_function, make_leaf, replace_functions
 from gas.convert.segments import trace_segments
 from gas.convert.traced_matrix import PRODUCTS, TracedMatrix, TracedTensor, make_matrix
 from gas.graph import WEIGHT
@@ -73,11 +73,7 @@ def spread_matrix(layer: Any, args: Any, kwargs: Any) -> tuple[Any, Any, bool] |
 def _reads_values(layer: Any, given: dict[str, Any], name: str, matrix: TracedMatrix) -> bool:
     """Return whether a layer's result on a small graph depends on the values of its matrix.
 
-    Args:
-        layer: The layer.
-        given: Its arguments, with a list of edges in place of the matrix.
-        name: The parameter for the edges.
-        matrix: The matrix.
+    In the arguments that are ``given``, a list of edges, ``name``, is in place of the matrix.
     """
     known = matrix.row.tracer.known
 
@@ -99,14 +95,10 @@ def _reads_values(layer: Any, given: dict[str, Any], name: str, matrix: TracedMa
         known.is_evaluating = False
 
 
-def gcn_norm(
-    edge_index: Any, weight: Any, num_nodes: Any, improved: bool, loops: bool, flow: str, dtype: Any
-) -> Any:
-    """Compute the edges and weights of a symmetric normalisation, as one node of a trace."""
-    args = edge_index, weight, num_nodes, improved, loops, flow, dtype
-    if isinstance(edge_index, Proxy):
-        return edge_index.tracer.create_proxy("call_function", gcn_norm, args, {})
-    return gcn_conv.gcn_norm(*args)
+@make_leaf
+def gcn_norm(edge_index: Any, *args: Any) -> Any:
+    """Compute the edges and weights of a symmetric normalisation, as PyG's function does."""
+    return gcn_conv.gcn_norm(edge_index, *args)
 
 
 def _has_rows(weight: Any) -> bool:

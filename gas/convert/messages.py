@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from typing import Any
 
@@ -11,10 +10,10 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
-from gas.convert.edge_layers import EdgeLayer, direction_error
+from gas.convert.edge_layers import DirectionError, EdgeLayer
 from gas.convert.known import FACTORIES
 from gas.convert.rewrite import changes_in_training, erase_unused
-from gas.convert.trace import Added, is_layer
+from gas.convert.trace import is_layer
 from gas.convert.traced import EDGES, ROWS, SELECTED, Traced, function_name
 
 MESSAGES = "_messages_"  # The prefix of the names of such layers.
@@ -26,10 +25,7 @@ SHAPED_METHODS = ("new_zeros", "new_ones", "new_full", "new_empty")
 class Messages(EdgeLayer):
     """Layer that computes messages along edges, and reduces them for every node.
 
-    Args:
-        net: The module whose function it is.
-        graph: The function, of the edges and of further values by name.
-        output: The name of its result.
+    Its function, of the edges and of further values by name, is a ``graph`` of modules of ``net``.
     """
 
     def __init__(self, net: Module, graph: Graph, output: str) -> None:
@@ -49,11 +45,7 @@ class Messages(EdgeLayer):
 
 
 class _Writer:
-    """Writer of the functions of a traced graph's messages.
-
-    Args:
-        traced: The traced module.
-    """
+    """Writer of the functions of a traced graph's messages."""
 
     def __init__(self, traced: Traced) -> None:
         self._net, self._edges, self._kinds = traced.net, traced.edges, traced.kinds
@@ -233,13 +225,10 @@ class _Writer:
         )  # fmt: skip
 
 
-def wrap_messages(traced: Traced) -> Added:
-    """Make layers of the messages that a module passes by itself.
+def wrap_messages(traced: Traced) -> bool:
+    """Make layers of the messages that a module passes by itself, and return whether it does.
 
     The module gets the layers, and its traced graph calls them.
-
-    Returns:
-        The layers, as functions of the module.
     """
     writer, graph, kinds = _Writer(traced), traced.graph, traced.kinds
     modules = [
@@ -247,12 +236,12 @@ def wrap_messages(traced: Traced) -> Added:
         if node.op == "call_module" and kinds[node] in (EDGES, SELECTED)
     ]  # fmt: skip
     once: set[Node] = set()
-    made: Added = {}
+    count = 0
     for output in writer.in_order(writer.reduced | writer.shared):
         if not output.users:
             continue
         if output in writer.reduced and writer.sums_at_sources(output):
-            raise direction_error(f"'{output.name}' ({function_name(output)})")
+            raise DirectionError(f"'{output.name}' ({function_name(output)})")
         inside = writer.collect(output)
         if all(
             kinds[each] == EDGES and each is not traced.edges for each in writer.inputs_of(inside)
@@ -268,10 +257,10 @@ def wrap_messages(traced: Traced) -> Added:
             if changes_in_training(traced.net, node):
                 once.add(node)
         function, inputs = writer.write(output, inside)
-        name = f"{MESSAGES}{len(made)}"
-        made[name] = functools.partial(Messages, graph=function, output=output.name)
-        traced.net.add_module(name, made[name](traced.net))
+        name = f"{MESSAGES}{count}"
+        traced.add_layer(name, Messages, graph=function, output=output.name)
+        count += 1
         with graph.inserting_after(output):
             traced.exchange(output, graph.call_module(name, (traced.edges,), dict(inputs)))
         erase_unused(graph, [*inside, *modules])
-    return made
+    return count > 0

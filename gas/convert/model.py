@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,7 @@ from torch_geometric.nn.inits import reset
 from gas.convert.arguments import LayerAlone
 from gas.convert.check import Conversion
 from gas.convert.failures import new_error
-from gas.convert.followed import Followed, FollowedHooks, check_hooks, find_followed
+from gas.convert.followed import check_hooks, find_followed
 from gas.convert.known import walk_back
 from gas.convert.modes import TRAINING
 from gas.convert.place import multiplies_sparse, reads_in_place
@@ -50,7 +50,7 @@ class Converted(ScalableGNN):
 
     _is_static = True
     _is_layer = False
-    _followed: Sequence[Followed] = ()
+    _followed: Sequence[Callable[[], None]] = ()
     _lacked: Collection[str] = ()  # Attributes of edges that are refused: see Conversion.
     _keywords: Collection[str] | None = None  # Of a call. (Older pickles have none of these.)
     _takes_weights = True
@@ -66,9 +66,9 @@ class Converted(ScalableGNN):
         options: dict[str, Any],
         conversion: Conversion,
     ) -> None:
-        added = (getattr(make, "keywords", {}).get("target") for make in conversion.added.values())
-        named = [node.target for node in graph.nodes if node.op == "call_module"]
-        check_hooks(conversion.net, [*map(str, named), *filter(None, added)])
+        called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+        added = [make.keywords.get("target") for make in conversion.traced.added.values()]
+        check_hooks(conversion.net, [*called, *filter(None, added)])
         super().__init__(num_nodes, list(widths), len(widths) + 1, **options)
         self._name = type(conversion.net).__name__
         self._is_layer = isinstance(conversion.net, LayerAlone)
@@ -103,8 +103,7 @@ class Converted(ScalableGNN):
         if isinstance(transform, Preparation):
             self._mark, self._is_gcn_norm = transform.needed_mark, transform.is_gcn_norm
             transform.refuse_weights(self._name if WEIGHT in lacked else "")
-        followed = find_followed(conversion.net, made, unknown, conversion.computed)
-        self._followed = [FollowedHooks(conversion.net), *followed]
+        self._followed = find_followed(conversion.net, made, unknown, conversion.computed)
 
     def train(self, mode: bool = True) -> Converted:
         """Set training or evaluation mode, in layers as the module's own ``train`` does."""
@@ -281,8 +280,8 @@ class Converted(ScalableGNN):
     def _input_values(self, x: Tensor, given: dict[str, Any]) -> list[Any]:
         """Return the inputs of the graph."""
         if not torch.compiler.is_compiling():
-            for each in self._followed:
-                each.follow()
+            for follow in self._followed:
+                follow()
         given = {**given, "x": x, TRAINING: self.training}
         missing = [name for name in self._inputs if name not in given]
         if missing and missing[0].startswith(PREPARED):
@@ -310,12 +309,8 @@ class Converted(ScalableGNN):
             ids = batch.n_id[: batch.batch_size] if own else batch.n_id
             return self.histories[position].pull(ids).to(x.device, compute_dtype(self, features))
 
-        def refuse_push(position: int, h: Tensor, rows: bool) -> Tensor:
-            raise AssertionError("a stage ends where a history is pushed to")
-
-        scope = LayerScope(
-            adj_t, given.get("edge_weight"), batch.batch_size, refuse_push, read_history
-        )
+        weight = given.get("edge_weight")
+        scope = LayerScope(adj_t, weight, batch.batch_size, read_history=read_history)
         return self._stages[layer](scope, *self._input_values(features, given))
 
     def __setstate__(self, state: dict[str, Any]) -> None:

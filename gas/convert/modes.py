@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import itertools
 import operator
@@ -78,12 +79,7 @@ def _make_code(name: str) -> CodeType:
 
 @contextmanager
 def replace_functions(functions: Sequence[Any], made: dict[str, Any]) -> Iterator[None]:
-    """Have functions call others, under whatever name a module knows them.
-
-    Args:
-        functions: The functions.
-        made: The others, by the names of the functions.
-    """
+    """Have functions call those ``made``, by name, under whatever name a module knows them."""
     before = [(each, each.__code__, each.__defaults__) for each in functions]
     with ExitStack() as stack:
         for each in functions:
@@ -99,10 +95,7 @@ def replace_functions(functions: Sequence[Any], made: dict[str, Any]) -> Iterato
 
 @contextmanager
 def record_functions(record: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
-    """Have calls of these functions be recorded.
-
-    Args:
-        record: Makes a function that records the call of another.
+    """Have calls of these functions be recorded, by what ``record`` makes of each.
 
     Raises:
         ValueError: If both directions of edges were dropped together, or a dense matrix made.
@@ -156,32 +149,37 @@ def record_functions(record: Callable[[Any], Callable[..., Any]]) -> Iterator[No
         )
 
 
+def make_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function a single node of a trace, also when its graph is traced again in unpickling.
+
+    It is traced if its first argument is.
+    """
+
+    @functools.wraps(function)
+    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(first, Proxy):
+            return first.tracer.create_proxy("call_function", call, (first, *args), kwargs)
+        return function(first, *args, **kwargs)
+
+    return call
+
+
+@make_leaf
 def choose(flag: Any, yes: Any, no: Any) -> Any:
-    """Return one of two values, as a function that is traced."""
-    if isinstance(flag, Proxy):
-        return flag.tracer.create_proxy("call_function", choose, (flag, yes, no), {})
+    """Return one of two values."""
     return yes if flag else no
 
 
+@make_leaf
 def draw_flag(training: Any, p: float, rest: bool = False) -> Any:
-    """Return ``True`` with probability ``p`` in training, and ``rest`` in evaluation.
-
-    Of a proxy for ``training`` it makes a node, which draws when the traced graph runs.
-    """
-    if isinstance(training, Proxy):
-        return training.tracer.create_proxy("call_function", draw_flag, (training, p, rest), {})
+    """Return ``True`` with probability ``p`` in training, and ``rest`` in evaluation."""
     return bool(torch.rand(()) < p) if training else rest
 
 
 class ModeMerger:
     """Merge evaluation, or a random branch of training, into a module's graph in training.
 
-    Both are computed, and the value of one of them is read.
-
-    Args:
-        name: The name of the method.
-        graph: What it computes in training, which is changed.
-        is_dropout: Whether a node drops elements at random.
+    Both are computed, and the value of one of them is read. The graph in training is changed.
     """
 
     def __init__(self, name: str, graph: Graph, is_dropout: Callable[[Node], bool]) -> None:
@@ -322,10 +320,8 @@ class ModeMerger:
 def number_values(graph: Graph, known: dict[str, int], outcomes: Sequence[bool] = ()) -> str:
     """Return the number of what a graph returns for some outcomes of its random choices.
 
-    Args:
-        graph: The graph.
-        known: The numbers of values by how they are computed, which are added to.
-        outcomes: Of the choices, in the order in which they were merged. (default: no choices)
+    ``known`` are the numbers of values by how they are computed, which are added to; the outcomes
+    are in the order in which the choices were merged.
     """
     numbers: dict[Node, str] = {}
     flags = [node for node in graph.nodes if node.target is draw_flag]
@@ -357,12 +353,7 @@ def _find_next(
 def _inputs_of(node: Node) -> list[Node]:
     """Return the nodes among a node's arguments, in order, as often as they are given."""
     found: list[Node] = []
-
-    def add(each: Node) -> Node:
-        found.append(each)
-        return each
-
-    map_arg((node.args, node.kwargs), add)
+    map_arg((node.args, node.kwargs), found.append)
     return found
 
 
@@ -378,15 +369,13 @@ def _change_inputs(node: Node, changes: dict[int, Node]) -> None:
 
 def _differing(node: Node, other: Node) -> list[int | str]:
     """Return the arguments that differ in more than nodes."""
+
+    def describe(value: Any) -> str:
+        return repr(map_arg(value, lambda _: "node"))
+
     ones, twos = _constants(node), _constants(other)
-    return [
-        key for key in {**ones, **twos}
-        if repr(map_arg(ones.get(key, True), _blank)) != repr(map_arg(twos.get(key, True), _blank))
-    ]  # fmt: skip
-
-
-def _blank(node: Node) -> Any:
-    return "node"
+    keys = {**ones, **twos}
+    return [k for k in keys if describe(ones.get(k, True)) != describe(twos.get(k, True))]
 
 
 def _constants(node: Node) -> dict[int | str, Any]:

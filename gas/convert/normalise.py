@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch_geometric.nn as pyg
 
@@ -16,24 +16,12 @@ from gas.graph import WEIGHT
 LAYER = "layer"  # What a normalisation notes: the name of the layer that does it.
 
 
-class Normalisation(NamedTuple):
-    """Options of a layer's normalisation: whether self-loops weigh 2, and whether it adds them."""
-
-    improved: bool
-    add_self_loops: bool
-
-
-def disable_normalisation(layer: Any) -> Normalisation | None:
-    """Disable the normalisation of a layer, and return it; ``None`` for other layers.
-
-    Changes:
-        ``layer.normalize`` becomes false.
-    """
-    if not normalises(layer):
-        return None
-    layer.normalize = False
-    adds_loops = not isinstance(layer, pyg.LGConv) and layer.add_self_loops
-    return Normalisation(getattr(layer, "improved", False), adds_loops)
+def disable_normalisation(layer: Any) -> bool:
+    """Disable the normalisation of a layer, ``normalize``, and return whether it had one."""
+    is_normalising = normalises(layer)
+    if is_normalising:
+        layer.normalize = False
+    return is_normalising
 
 
 def write_normalisation(traced: Traced) -> None:
@@ -47,15 +35,17 @@ def write_normalisation(traced: Traced) -> None:
     layers: dict[Any, Any] = {node.target: net.get_submodule(str(node.target)) for node in called}
     found = {name: disable_normalisation(layer) for name, layer in layers.items()}
     for node in called:
-        layer, how = layers[node.target], found[node.target]
-        if how is None:
+        layer = layers[node.target]
+        if not found[node.target]:
             continue
         given = bind(layer, node.args, node.kwargs)
-        adds_loops = how.add_self_loops and LOOPS not in node.meta
+        adds_loops = not isinstance(layer, pyg.LGConv) and layer.add_self_loops
+        adds_loops = adds_loops and LOOPS not in node.meta
+        is_improved = getattr(layer, "improved", False)
         with graph.inserting_before(node):
             size = graph.call_method("size", (given["x"], layer.node_dim))
             dtype = graph.call_function(getattr, (given["x"], "dtype"))
-            args = given["edge_index"], given.get(WEIGHT), size, how.improved, adds_loops
+            args = given["edge_index"], given.get(WEIGHT), size, is_improved, adds_loops
             made = graph.call_function(gcn_norm, (*args, layer.flow, dtype))
             edges = graph.call_function(operator.getitem, (made, 0))
             weight = graph.call_function(operator.getitem, (made, 1))
@@ -69,11 +59,7 @@ def write_normalisation(traced: Traced) -> None:
 
 
 def refuse_normalisation(traced: Traced) -> None:
-    """Refuse layers that normalise weights which the model computes of rows of nodes.
-
-    Raises:
-        ValueError: Naming the layer.
-    """
+    """Refuse layers that normalise weights which the model computes of rows of nodes."""
     for node in traced.graph.nodes:
         if node.target is gcn_norm:
             raise ValueError(

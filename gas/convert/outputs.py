@@ -111,12 +111,9 @@ def _fields_of(returned: Any) -> tuple[Any, type | None]:
 
 
 def find_outputs(graph: Graph, returned: Any, name: str) -> Outputs:
-    """Find the outputs of a traced graph.
+    """Find the outputs of a traced graph, for what the module ``returned`` on a small graph.
 
-    Args:
-        graph: The graph. A dataclass is made outside of it.
-        returned: What the module has returned on a small graph.
-        name: The name of the module.
+    A dataclass is made outside of the traced graph.
 
     Raises:
         ValueError: If it isn't rows of nodes.
@@ -144,25 +141,17 @@ def find_outputs(graph: Graph, returned: Any, name: str) -> Outputs:
                 f"{name} returns '{leaf.name}', a {type(value).__name__}, expected tensors with a "
                 "row for each node"
             )
-    shapes = tuple(
-        value.shape[1:] if isinstance(leaf, Node) else None
-        for leaf, value in zip(found, leaves, strict=True)
-    )
-    rows = [value for leaf, value in zip(found, leaves, strict=True) if isinstance(leaf, Node)]
-    differ = len({value.dtype for value in rows}) > 1
-    dtypes = tuple(
-        value.dtype if differ and isinstance(leaf, Node) else None
-        for leaf, value in zip(found, leaves, strict=True)
-    )
+    pairs = zip(found, leaves, strict=True)
+    rows = [value if isinstance(leaf, Node) else None for leaf, value in pairs]
+    shapes = tuple(None if value is None else value.shape[1:] for value in rows)
+    dtypes = tuple(None if value is None else value.dtype for value in rows)
+    if len({*dtypes} - {None}) < 2:
+        dtypes = (None,) * len(rows)
     return Outputs(tuple(found), nested, made, shapes, dtypes)
 
 
 def check_outputs(outputs: Outputs, traced: Traced) -> None:
-    """Refuse outputs that aren't rows of nodes, or can't be stored in one table.
-
-    Raises:
-        ValueError: Naming the output.
-    """
+    """Refuse outputs that aren't rows of nodes, or can't be stored in one table."""
     name = type(traced.net).__name__
     for node in outputs.nodes:
         rows = traced.values[node]
@@ -186,11 +175,7 @@ def run_in_training(
 ) -> tuple[list[list[Any]], list[str]]:
     """Run a module in training, with gradients, for each of :data:`NUMBERS` if it draws numbers.
 
-    Args:
-        net: The module.
-        inputs: Its arguments.
-        graphs: The small graphs.
-        expected: What the module returns on the first in evaluation.
+    In evaluation, it returns ``expected`` on the first graph.
 
     Returns:
         The outputs on the first graph, and the names of attributes that later calls read.

@@ -155,16 +155,8 @@ class GraphWriter:
     """Writer of the graph of a model with histories, ``graph(scope, *inputs)``.
 
     Values of all rows are cut to the batch's own rows, except for layers, so that all uses of a
-    dropout have the same mask.
-
-    Args:
-        traced: The traced module.
-        placed: The placement of histories.
-        calls: The calls of layers.
-        outputs: What the module returns.
-        dims: The dimension of the rows in each node's value, nested as the value is.
-        shapes: The shapes of the rows of the nodes with histories.
-        transform: The transform of the whole graph.
+    dropout have the same mask. ``dims`` are the dimensions of the rows in each node's value, nested
+    as the value is, and ``shapes`` those of the rows of the nodes with histories.
     """
 
     def __init__(

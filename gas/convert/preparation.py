@@ -259,14 +259,9 @@ def read_mark(data: Data) -> tuple[str, bool] | None:
 
 
 def check_unprepared(names: Iterable[str], known: Collection[str]) -> None:
-    """Refuse a graph that was prepared for another model.
+    """Refuse names of a graph's attributes that tell that it was prepared for another model.
 
-    Args:
-        names: The names of its attributes.
-        known: Those of the model.
-
-    Raises:
-        ValueError: If it was.
+    Those of this model are ``known``.
     """
     for name in names:
         if name.startswith(PREPARED) and name not in (*known, NODE_ID, EDGE_LIST):

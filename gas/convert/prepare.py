@@ -27,11 +27,6 @@ from gas.graph import PREPARED, WEIGHT
 TRIVIAL = ("getitem", "getattr", "size")  # Functions that the description leaves out.
 
 
-def _are_equal(one: Any, other: Any) -> bool:
-    same = isinstance(one, Tensor) and isinstance(other, Tensor) and one.dtype == other.dtype
-    return same and one.shape == other.shape and is_close(one, other)
-
-
 def _is_normalised(node: Node) -> bool:
     """Return whether a value is the weights of a symmetric normalisation."""
     made: Any = node.args[0] if node.target is operator.getitem else None
@@ -41,11 +36,8 @@ def _is_normalised(node: Node) -> bool:
 class _Extractor:
     """Moves what a traced graph computes of edges alone into a transform.
 
-    Args:
-        finder: The values that follow from the edges.
-        allows_several: Whether layers may take different lists of edges; the transform then joins
-            them.
-        given: The parameter for a matrix, its layout, and whether weights are taken.
+    If it ``allows_several`` lists of edges that layers take, the transform joins them. ``given`` is
+    the parameter for a matrix, its layout, and whether weights are taken.
     """
 
     def __init__(
@@ -62,7 +54,7 @@ class _Extractor:
         self._masks = self._name_masks()
         self._selected: dict[Node, Node] = {}  # Edges and attributes of one of the lists.
         self._read = list(finder.read)
-        self._is_original = _are_equal(self._edges(0), self._values[finder.edges])
+        self._is_original = is_close(self._edges(0), self._values[finder.edges])
         if self._masks[0] or not self._is_original:  # Attributes don't follow otherwise.
             attributes = [node for node in finder.inputs if node is not finder.edges]
             self._read += [node for node in attributes if self._is_read(node)]
@@ -89,10 +81,10 @@ class _Extractor:
             chosen.append(finder.edges)
         lists: list[Node] = []
         for node in chosen:
-            if not any(_are_equal(self._values[node], self._values[each]) for each in lists):
+            if not any(is_close(self._values[node], self._values[each]) for each in lists):
                 lists.append(node)
         original = self._values[finder.edges]
-        lists.sort(key=lambda node: not _are_equal(self._values[node], original))
+        lists.sort(key=lambda node: not is_close(self._values[node], original))
         if len(lists) > 1 and (
             not allows_several or any(DROP in node.meta for node in finder.graph.nodes)
         ):
@@ -106,7 +98,7 @@ class _Extractor:
         """Return whether a value is a list of edges, or one of its ends."""
         value, whole = self._values.get(node), self._values[edges]
         is_long = isinstance(value, Tensor) and value.dtype == torch.long
-        return is_long and any(_are_equal(value, part) for part in (whole, whole[0], whole[1]))
+        return is_long and any(is_close(value, part) for part in (whole, whole[0], whole[1]))
 
     def _name_masks(self) -> list[str]:
         """Return the names of the masks that select each list; "" for one that has all edges."""
@@ -144,7 +136,7 @@ class _Extractor:
         is_end = isinstance(value, Tensor) and value.dtype == torch.long
         for each in self._inputs_of(node) if is_end else ():  # Turned round, they have the same.
             for position in found:
-                if _are_equal(self._values[each], self._edges(position)):
+                if is_close(self._values[each], self._edges(position)):
                     return position
         # Several have as many edges: it is given, or computed, with one of them.
         together = [each for user in node.users for each in user.all_input_nodes]
@@ -236,7 +228,7 @@ class _Extractor:
         if position is not None:
             edges, source = self._edges(position), self._finder.edges
             for part, end in ((edges, None), (edges[0], 0), (edges[1], 1)):
-                if _are_equal(value, part):
+                if is_close(value, part):
                     self._checks.append((node, position, end))
                     source = self._select(source, position)
                     if end is None:
@@ -257,7 +249,7 @@ class _Extractor:
                     return graph.call_method("size", (source, 1))
         name = ""
         for other, where in self._made.items():
-            if where == position and _are_equal(self._values[other], value):
+            if where == position and is_close(self._values[other], value):
                 name = self._name(other)
                 self._checks.append((node, position, name))
         if not name:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from gas.convert.edge_layers import Propagation
 from gas.convert.known import is_close
 from gas.convert.layers import SELECTED_EDGES, OnSomeEdges
 from gas.convert.messages import Messages
-from gas.convert.trace import Added, get_module
+from gas.convert.trace import get_module
 from gas.convert.traced import EDGES, OTHER, ROWS, Traced, Values
 from gas.convert.traced_matrix import (
     FUNCTIONS,
@@ -33,17 +32,16 @@ from gas.nn import LINEAR_LAYERS, ProjectedConv, SimpleConv, has_hooks
 from gas.scalable import preserve_modes
 
 
-def replace_sums(traced: Traced) -> Added | None:
+def replace_sums(traced: Traced) -> bool:
     """Replace messages that only weight neighbours' rows by products with the adjacency.
 
     Products are fused. Messages are compared with each of them for random numbers, in training and
     in evaluation.
 
     Returns:
-        The products with some of the edges, as functions of the module; ``None`` if there is no
-        product.
+        Whether there are any.
     """
-    added: Added | None = None
+    is_replaced = False
     graph, kinds, record, edges = traced.graph, traced.kinds, traced.values, traced.edges
     for node in list(graph.nodes):
         module = get_module(traced.net, node)
@@ -60,14 +58,14 @@ def replace_sums(traced: Traced) -> Added | None:
             continue
         name = _find_product(node, module, inner, rows + weights, masks, record)
         if name:
-            added = added or {}
+            is_replaced = True
             with graph.inserting_before(node):
                 flat = [graph.call_method("view", (weight, -1)) for weight in weights]
-                made = call_product(traced, name, (rows[0], edges, *flat), masks, added)
+                made = call_product(traced, name, (rows[0], edges, *flat), masks)
             made.meta.update(node.meta)
             traced.exchange(node, made)
     add_products(traced.net, graph)
-    return added
+    return is_replaced
 
 
 def _find_product(
@@ -102,25 +100,17 @@ def _find_product(
     return next(iter(names), "")
 
 
-def call_product(
-    traced: Traced, target: str, args: Sequence[Node], masks: Sequence[Node], added: Added
-) -> Node:
-    """Insert a call of a product with the edges, or with those of a mask.
+def call_product(traced: Traced, target: str, args: Sequence[Node], masks: Sequence[Node]) -> Node:
+    """Insert a call of a product ``target`` with the edges, or with those of a mask.
 
-    Args:
-        traced: The traced module, which gets a layer that selects edges.
-        target: The name of the product among the submodules of ``traced.net``.
-        args: The rows, the edges, and their weights, if they have any.
-        masks: The mask, if there is one.
-        added: Functions that make submodules of the traced module, by name; it gets another one.
+    ``args`` are the rows, the edges, and their weights, if they have any.
     """
     if not masks:
         return traced.graph.call_module(target, tuple(args))
     x, edges, *weight = args
     named = dict(zip((WEIGHT,), weight, strict=False))
-    name = f"{SELECTED_EDGES}{target}_{len(added)}"
-    added[name] = functools.partial(_make_product, target=target, rows=tuple(named))
-    traced.net.add_module(name, added[name](traced.net))
+    name = f"{SELECTED_EDGES}{target}_{len(traced.added)}"
+    traced.add_layer(name, _make_product, target=target, rows=tuple(named))
     return traced.graph.call_module(name, (edges, *masks), {"x": x, **named})
 
 
@@ -130,19 +120,18 @@ def _make_product(net: Module, target: str, rows: Collection[str]) -> OnSomeEdge
     return OnSomeEdges(net, target, "edge_index", rows)
 
 
-def merge_projections(traced: Traced) -> Added | None:
+def merge_projections(traced: Traced) -> bool:
     """Merge linear layers into the products that sum up their rows, ``adj_t @ lin(x)``.
 
     The histories are then those of ``x``, as for the layers of PyG, and the linear layer is
     computed for own rows alone where that is cheaper.
 
     Returns:
-        The layers that the module gets for its own linear layers, as functions of it; ``None`` if
-        nothing is merged.
+        Whether any is merged.
     """
     graph, net = traced.graph, traced.net
     names = {product: name for name, product in PROJECTED.items()}
-    found: Added | None = None
+    count, is_merged = 0, False
     for node in list(graph.nodes):
         name = names.get(PRODUCTS.get(str(node.target), "")) if node.op == "call_module" else None
         rows = node.args[0] if name else None
@@ -153,12 +142,10 @@ def merge_projections(traced: Traced) -> Added | None:
             if projection is None:
                 continue
             x, given = projection
-            found = {} if found is None else found
             if rows.op == "call_module":
-                reduce, target = PROJECTED[str(name)], str(rows.target)
-                name = f"{name}_{len(found)}"
-                found[name] = functools.partial(_make_projection, target=target, reduce=reduce)
-                net.add_module(name, found[name](net))
+                reduce, name = PROJECTED[str(name)], f"{name}_{count}"
+                count += 1
+                traced.add_layer(name, _make_projection, target=str(rows.target), reduce=reduce)
             else:
                 add_product(net, str(name))
         end, bias = _find_bias(traced, node)
@@ -170,7 +157,8 @@ def merge_projections(traced: Traced) -> Added | None:
         traced.exchange(end, made)
         for erased in (rows,) if end is node else (node, rows):
             graph.erase_node(erased)
-    return found
+        is_merged = True
+    return is_merged
 
 
 def _find_bias(traced: Traced, node: Node) -> tuple[Node, Node | None]:

@@ -17,7 +17,7 @@ from gas.convert.changes import VIEWS, is_in_place, is_of_table, views_of
 from gas.convert.known import assign, is_edge_list
 from gas.convert.modes import TRAINING
 from gas.convert.scope import dropout, pull, with_own
-from gas.convert.trace import get_module, is_dropout
+from gas.convert.trace import get_module, is_dropout, keeps_statistics
 from gas.convert.traced import Values
 from gas.nn import BATCH_NORMS, Dropout, has_hooks, relu_dropout
 
@@ -57,11 +57,7 @@ def follow_changes(net: Module, graph: Graph) -> None:
 
 
 def _check_view(order: dict[Node, int], node: Node) -> None:
-    """Refuse a change in place of a view of what is read afterwards.
-
-    Raises:
-        ValueError: Naming the view and what it is of.
-    """
+    """Refuse a change in place of a view of what is read afterwards."""
     views = views_of(node.args[0]) if isinstance(node.args[0], Node) else []
     for source in views[1:]:
         readers = [user for user in source.users if order.get(user, 0) > order[node]]
@@ -77,11 +73,6 @@ def spread_selected_rows(net: Module, graph: Graph, record: Callable[[], Values]
     """Have assignments such as ``x[mask] = f(y[mask])`` take ``f(y)``, of which they select rows.
 
     Not of a module that takes statistics of rows, such as a batch norm, nor by indices.
-
-    Args:
-        net: The module.
-        graph: Its graph.
-        record: Computes the values of the nodes.
     """
     for node in graph.nodes:
         key = node.args[1] if node.target is assign else None
@@ -159,12 +150,6 @@ def _storage_of(node: Node) -> Node:
     return value
 
 
-def keeps_statistics(module: Module | None) -> bool:
-    """Return whether a module, or a part of it, keeps statistics of its rows in training."""
-    parts = () if module is None else module.modules()
-    return any(getattr(part, "track_running_stats", False) for part in parts)
-
-
 def changes_in_training(net: Module, node: Node) -> bool:
     """Return whether a function draws numbers, or keeps statistics, in training."""
     module = get_module(net, node)
@@ -199,12 +184,7 @@ def asks_for_rows(node: Node) -> bool:
 
 
 def read_all_rows(graph: Graph, values: Mapping[Node, Any]) -> None:
-    """Read tables by the ids of nodes where a module asks for all rows, ``embedding(arange(n))``.
-
-    Args:
-        graph: The traced graph.
-        values: The values of its nodes on a small graph.
-    """
+    """Read tables by the ids of nodes where a module asks for all rows, by ``arange``."""
     for node in filter(asks_for_rows, graph.nodes):
         ids, rows = node.args
         every = torch.arange(len(values[rows]), device=values[rows].device)
@@ -303,11 +283,8 @@ def find_own_norms(net: GraphModule) -> set[Module]:
 def dropout_rates(net: Module, pulls: Sequence[Node]) -> dict[Node, float]:
     """Return the probabilities of dropout of those pulls that one pass can compute now.
 
-    ReLU may be in place: conversion refuses modules that read its input again.
-
-    Args:
-        net: The layers and their graph.
-        pulls: Those of :func:`find_relu_dropouts`.
+    ReLU may be in place: conversion refuses modules that read its input again. ``pulls`` are those
+    of :func:`find_relu_dropouts`.
     """
     rates = {}
     for node in pulls:
@@ -338,11 +315,8 @@ def _dropout_rate(net: Module, node: Node) -> float:
 def drop_in_one_pass(net: GraphModule, rates: Mapping[Node, float]) -> Graph:
     """Return a written graph in which :func:`gas.nn.relu_dropout` computes ReLU and dropout.
 
-    A batch norm just before them is computed by it, too.
-
-    Args:
-        net: The layers and their graph.
-        rates: The probabilities of :func:`dropout_rates`.
+    A batch norm just before them is computed by it, too. ``rates`` are those of
+    :func:`dropout_rates`.
     """
     graph = Graph()
     made: dict[Node, Node] = {}

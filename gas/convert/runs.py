@@ -159,9 +159,6 @@ def answer_questions(branches: RandomBranches) -> Iterator[None]:
     """Let a module that is traced ask ``isinstance``, make tensors of sizes, and checkpoint.
 
     ``isinstance`` is replaced, not the class of proxies, which functions in C would believe.
-
-    Args:
-        branches: Of numbers that it draws.
     """
     is_instance = isinstance
 
@@ -262,12 +259,9 @@ def merge_random_branches(
 ) -> ModeMerger:
     """Merge what a module computes for each outcome of its random branches.
 
-    Args:
-        runs: The traces.
-        first: That of outcomes that are all ``False``.
-        evaluated: That in evaluation, which one of the two is closer to.
-        probabilities: The probability of each outcome, ``True``.
-        merge: Makes the merger of a graph.
+    ``first`` is the graph of outcomes that are all ``False``; of it and that of outcomes that are
+    all ``True``, which have these probabilities, the one that is closer to the graph in evaluation
+    is merged into, by what ``merge`` makes.
 
     Raises:
         ValueError: If random branches depend on one another.
@@ -276,28 +270,29 @@ def merge_random_branches(
     base = min((0, 1), key=lambda at: abs(len(graphs[at].nodes) - len(evaluated.nodes)))
     known: dict[str, int] = {}
     count = len(probabilities)
+
+    def outcomes_of(turned: Sequence[int]) -> list[bool]:
+        """Return the outcomes with the random choices at these positions the other way."""
+        return [(position in turned) != bool(base) for position in range(count)]
+
+    def run(*turned: int) -> Graph:
+        return runs.run(True, outcomes_of(turned), bool(base))
+
     # Number each output, by the positions of the random choices that differ from the base.
     expected = {tuple(range(count)): number_values(graphs[1 - base], known)}
     merger: ModeMerger = merge(graphs[base])
     for position, p in enumerate(probabilities):
-        other = _run_with(runs, (position,), count, base)
+        other = run(position)
         if runs.branches.found != probabilities:
             raise ValueError(RANDOM)
         expected[position,] = number_values(other, known)
         merger.merge(other, p, not base)
     for pair in itertools.combinations(range(count), 2) if count <= MOST_IN_PAIRS else ():
-        expected[pair] = number_values(_run_with(runs, pair, count, base), known)
+        expected[pair] = number_values(run(*pair), known)
     for turned, number in expected.items():
-        outcomes = [(position in turned) != bool(base) for position in range(count)]
-        if number_values(merger.graph, known, outcomes) != number:
+        if number_values(merger.graph, known, outcomes_of(turned)) != number:
             raise ValueError(RANDOM)
     return merger
-
-
-def _run_with(runs: Runs, turned: Sequence[int], count: int, base: int) -> Graph:
-    """Trace a module in training, with the random choices at these positions the other way."""
-    outcomes = [(position in turned) != bool(base) for position in range(count)]
-    return runs.run(True, outcomes, bool(base))
 
 
 class _Evaluated(TorchDispatchMode):

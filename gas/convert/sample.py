@@ -32,7 +32,7 @@ def make_sample(
     num_nodes: int,
     num_edges: int,
     features: str,
-    are_unique: bool = False,
+    are_unique: bool,
 ) -> Data:
     """Make a random graph with attributes like those of another.
 
@@ -45,7 +45,6 @@ def make_sample(
         num_edges: The number of edges, sorted by destination; the last node has none.
         features: One of :data:`FEATURES`.
         are_unique: Whether no edge is there twice, as in a matrix, whose values PyG adds up.
-            (default: ``False``)
     """
     random = torch.Generator().manual_seed(1)
     src = torch.randint(num_nodes, (num_edges,), generator=random)

@@ -105,7 +105,9 @@ def to_scalable(
     if isinstance(net, ScalableGNN):
         raise ValueError(f"{type(net).__name__} is a ScalableGNN already: use it as it is")
     _check_forward(net)
-    _check_options(num_nodes, kwargs)
+    if num_nodes is not None:
+        check_integer("num_nodes", num_nodes, 1)
+    check_names(kwargs, _OPTIONS, "gas.to_scalable")
     data = make_graph(net, data, num_nodes)
     check_exact("", net)
     net, data = wrap_lists(net, data)
@@ -118,12 +120,6 @@ def to_scalable(
                 if joined is not net:
                     return _convert(joined, listed, kwargs)
             raise
-
-
-def _check_options(num_nodes: Any, options: dict[str, Any]) -> None:
-    if num_nodes is not None:
-        check_integer("num_nodes", num_nodes, 1)
-    check_names(options, _OPTIONS, "gas.to_scalable")
 
 
 def _check_module(net: Any) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Proxy
 
 from gas.convert.inputs import like_tuple
+from gas.convert.modes import make_leaf
 from gas.graph import Adjacency, features, layout_of
 from gas.history import Rows, first_rows
 from gas.nn import add_weight, check_weights
@@ -31,7 +30,7 @@ class LayerScope:
         edge_weight: The weights of an ``edge_index``.
         batch_size: The number of in-batch nodes; ``None`` on a full batch.
         push_and_pull: A function of a history's position, a layer's output, and whether it may
-            return :class:`gas.history.Rows`.
+            return :class:`gas.history.Rows`. (default: none, of layers alone)
         read_history: A function of a history's position, and of whether to read the rows of the
             in-batch nodes alone; layer-wise inference needs it. (default: none)
     """
@@ -41,7 +40,7 @@ class LayerScope:
         adj_t: Any,
         edge_weight: Tensor | None,
         batch_size: int | None,
-        push_and_pull: Callable[[int, Tensor, bool], Tensor | Rows],
+        push_and_pull: Callable[[int, Tensor, bool], Tensor | Rows] | None = None,
         read_history: Callable[[int, bool], Tensor] | None = None,
     ) -> None:
         self.is_edge_index = layout_of(adj_t, "adj_t").num_rows(adj_t) is None
@@ -59,46 +58,7 @@ class LayerScope:
         # With some of the edges: their mask, and the probability of keeping each in a dropout.
         self.kept: Tensor | None = None
         self.share: Tensor | None = None
-        self._is_checked = False
-
-    def drop_edges(self, p: float, keeps_loops: bool, scales: bool) -> LayerScope:
-        """Return a neighbourhood without some edges, drawn at random.
-
-        Args:
-            p: The probability of dropping an edge.
-            keeps_loops: Never drop self-loops, which layers add after the others are dropped.
-            scales: Divide the weights of the kept edges by ``1 - p``, as dropout does.
-        """
-        row, col = reversed(self.edge_index) if self.is_edge_index else self.adj_t.coo()
-        kept = torch.rand(row.numel(), device=row.device) >= p
-        is_loop = row == col
-        if keeps_loops:
-            kept |= is_loop
-        share = torch.where(is_loop[kept], 1.0, 1.0 - p) if keeps_loops else torch.tensor(1.0 - p)
-        out = self.select_edges(kept, share.to(row.device) if scales else None)
-        out.share = share.to(row.device)
-        return out
-
-    def select_edges(self, kept: Tensor, share: Tensor | None = None) -> LayerScope:
-        """Return a neighbourhood with some of the edges.
-
-        Args:
-            kept: The mask of these edges.
-            share: Divide their weights by this. (default: none)
-        """
-        weight = None if self.edge_weight is None else self.edge_weight[kept]
-        if weight is not None and share is not None:
-            weight = weight / share.to(weight.dtype)
-        if self.is_edge_index:
-            adj: Any = self.edge_index[:, kept]
-        else:
-            before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
-            rowptr = before[self.adj_t.rowptr.long()].to(self.adj_t.rowptr.dtype)
-            adj = Adjacency.from_valid_csr(rowptr, self.adj_t.col[kept], weight, self.adj_t.size(1))
-        out = LayerScope(adj, weight, self.batch_size, self.push_and_pull, self.read_history)
-        out.given = self.given  # The weights that are checked are those before.
-        out.kept = kept
-        return out
+        self.is_checked = False  # Whether the graph is normalised.
 
     @property
     def supports_rows(self) -> bool:
@@ -112,36 +72,8 @@ class LayerScope:
             self._edge_index = self.adj_t.to_edge_index()[0]
         return self._edge_index
 
-    @property
-    def gcn_weight(self) -> Tensor | None:
-        """Return the weights of the edges, after checking that the graph is normalised."""
-        if self._is_checked:
-            return self.edge_weight
-        try:
-            check_weights(*self.given)
-        except ValueError as error:
-            raise ValueError(
-                "the edges have no weights, and this model's layers take those of the normalised "
-                "graph: cut it by gas.cluster(data, num_parts, model=model), or give "
-                "model.prepare(data)"
-            ) from error
-        self._is_checked = True
-        return self.edge_weight
 
-
-def _make_leaf(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function a single node when its graph is traced again, as in unpickling."""
-
-    @functools.wraps(function)
-    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(first, Proxy):
-            return first.tracer.create_proxy("call_function", call, (first, *args), kwargs)
-        return function(first, *args, **kwargs)
-
-    return call
-
-
-@_make_leaf
+@make_leaf
 def own_rows(scope: LayerScope, x: Any, dims: Any = 0) -> Any:
     """Return the in-batch rows of a value; of a number of rows, the number of in-batch rows.
 
@@ -162,21 +94,51 @@ def own_rows(scope: LayerScope, x: Any, dims: Any = 0) -> Any:
     return first_rows(x, size) if dims == 0 else x.narrow(dims, 0, size)
 
 
-@_make_leaf
+@make_leaf
 def drop_edges(
     scope: LayerScope, p: float, training: bool, keeps_loops: bool, scales: bool
 ) -> LayerScope:
-    """Return the neighbourhood without some of its edges in training."""
-    return scope.drop_edges(p, keeps_loops, scales) if training and p > 0 else scope
+    """Return the neighbourhood without some of its edges in training, drawn at random.
+
+    Args:
+        scope: The neighbourhood.
+        p: The probability of dropping an edge.
+        training: Whether any are dropped.
+        keeps_loops: Never drop self-loops, which layers add after the others are dropped.
+        scales: Divide the weights of the kept edges by ``1 - p``, as dropout does.
+    """
+    if not training or p <= 0:
+        return scope
+    row, col = reversed(scope.edge_index) if scope.is_edge_index else scope.adj_t.coo()
+    kept = torch.rand(row.numel(), device=row.device) >= p
+    is_loop = row == col
+    if keeps_loops:
+        kept |= is_loop
+    share = torch.where(is_loop[kept], 1.0, 1.0 - p) if keeps_loops else torch.tensor(1.0 - p)
+    out = select_edges(scope, kept, share.to(row.device) if scales else None)
+    out.share = share.to(row.device)
+    return out
 
 
-@_make_leaf
-def select_edges(scope: LayerScope, mask: Tensor) -> LayerScope:
-    """Return the neighbourhood with the edges of a mask."""
-    return scope.select_edges(mask)
+@make_leaf
+def select_edges(scope: LayerScope, kept: Tensor, share: Tensor | None = None) -> LayerScope:
+    """Return the neighbourhood with the edges of a mask, their weights divided by a share."""
+    weight = None if scope.edge_weight is None else scope.edge_weight[kept]
+    if weight is not None and share is not None:
+        weight = weight / share.to(weight.dtype)
+    if scope.is_edge_index:
+        adj: Any = scope.edge_index[:, kept]
+    else:
+        before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
+        rowptr = before[scope.adj_t.rowptr.long()].to(scope.adj_t.rowptr.dtype)
+        adj = Adjacency.from_valid_csr(rowptr, scope.adj_t.col[kept], weight, scope.adj_t.size(1))
+    out = LayerScope(adj, weight, scope.batch_size, scope.push_and_pull, scope.read_history)
+    out.given = scope.given  # The weights that are checked are those before.
+    out.kept = kept
+    return out
 
 
-@_make_leaf
+@make_leaf
 def kept_edges(scope: LayerScope, rows: Any, scaled: bool) -> Any:
     """Return the rows of the kept edges, divided by the probability of keeping them if scaled."""
     if scope.kept is None:
@@ -188,9 +150,10 @@ def kept_edges(scope: LayerScope, rows: Any, scaled: bool) -> Any:
     return rows / (share if share.dim() == 0 else share.view(-1, *[1] * (rows.dim() - 1)))
 
 
-@_make_leaf
+@make_leaf
 def pull(scope: LayerScope, position: int, x: Tensor, rows: bool) -> Tensor | Rows:
     """Push the own rows of a batch to a history, and return the rows of all its nodes."""
+    assert scope.push_and_pull is not None
     return scope.push_and_pull(position, x, rows and scope.supports_rows)
 
 
@@ -199,20 +162,20 @@ def with_own(x: Tensor | Rows, own: Tensor) -> Tensor | Rows:
     return replace(x, own=own) if isinstance(x, Rows) else own
 
 
-@_make_leaf
+@make_leaf
 def read_history(scope: LayerScope, position: int, own: bool) -> Any:
     """Return the rows of a history, for a stage of layer-wise inference."""
     assert scope.read_history is not None
     return scope.read_history(position, own)
 
 
-@_make_leaf
+@make_leaf
 def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Apply :func:`gas.nn.dropout`, which always returns a new tensor."""
     return drop(x, p, training)
 
 
-@_make_leaf
+@make_leaf
 def join(scope: LayerScope, tensors: Any) -> Any:
     """Return several values as the columns of one, ``[num_rows, width]``."""
     return join_columns(tensors)
@@ -235,13 +198,13 @@ def join_columns(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(found, 1)
 
 
-@_make_leaf
+@make_leaf
 def dense(x: Any) -> Any:
     """Return features as a dense tensor."""
     return features.to_dense(x)
 
 
-@_make_leaf
+@make_leaf
 def sources(scope: LayerScope, x: Any, form: str, takes_pairs: bool = True) -> Any:
     """Return a layer's features in a form."""
     if form == FUSED and not scope.is_edge_index:
@@ -252,7 +215,7 @@ def sources(scope: LayerScope, x: Any, form: str, takes_pairs: bool = True) -> A
     return _make_pair(x, scope.batch_size) if form == PAIR else x
 
 
-@_make_leaf
+@make_leaf
 def source_pair(scope: LayerScope, x: Any, own: Any, form: str) -> Any:
     """Return features of sources and of destinations, as they are given, in a form."""
     x, own = (value.tensor() if isinstance(value, Rows) else value for value in (x, own))
@@ -265,7 +228,7 @@ def _make_pair(x: Tensor, num_rows: int | None) -> Any:
     return x if num_rows is None or num_rows == x.size(0) else (x, first_rows(x, num_rows))
 
 
-@_make_leaf
+@make_leaf
 def edges(scope: LayerScope, form: str, weight: Tensor | None) -> Any:
     """Return a layer's adjacency in a form."""
     if form != FUSED or scope.is_edge_index:
@@ -275,19 +238,29 @@ def edges(scope: LayerScope, form: str, weight: Tensor | None) -> Any:
     return scope.adj_t.with_value(None if weight is None else weight.view(-1))
 
 
-@_make_leaf
+@make_leaf
 def edge_weight(scope: LayerScope, form: str, weight: Tensor | None) -> Tensor | None:
     """Return a layer's edge weights in a form; those of a matrix are its values."""
     return weight if form != FUSED or scope.is_edge_index else None
 
 
-@_make_leaf
+@make_leaf
 def weights(scope: LayerScope) -> Tensor | None:
     """Return the weight of every edge."""
     return scope.edge_weight
 
 
-@_make_leaf
+@make_leaf
 def gcn_weights(scope: LayerScope) -> Tensor | None:
     """Return GCN's edge weights for a converted layer; raise if the graph isn't normalised."""
-    return scope.gcn_weight
+    if not scope.is_checked:
+        try:
+            check_weights(*scope.given)
+        except ValueError as error:
+            raise ValueError(
+                "the edges have no weights, and this model's layers take those of the normalised "
+                "graph: cut it by gas.cluster(data, num_parts, model=model), or give "
+                "model.prepare(data)"
+            ) from error
+        scope.is_checked = True
+    return scope.edge_weight

@@ -17,11 +17,7 @@ from gas.convert.modes import copy_function, replace_functions
 
 
 class Unread:
-    """A value that may be named, but not read.
-
-    Args:
-        text: The error of what reads it.
-    """
+    """A value that may be named, but not read: what reads it raises an error of a text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -38,11 +34,7 @@ class Unread:
 
 
 class AttentionWeights(Unread):
-    """The edges and attention weights that a layer returns besides its rows.
-
-    Args:
-        name: The name of the layer.
-    """
+    """The edges and attention weights that a layer returns besides its rows."""
 
     def __init__(self, name: str) -> None:
         super().__init__(

@@ -28,7 +28,7 @@ from gas.convert.edge_layers import (
 )
 from gas.convert.failures import explain_trace, find_line
 from gas.convert.inputs import Inputs
-from gas.convert.known import KnownProxy, KnownValues
+from gas.convert.known import KnownProxy, KnownValues, is_edge_list
 from gas.convert.matrices import LOOPS, spread_matrix
 from gas.convert.modes import (
     BRANCH,
@@ -48,7 +48,6 @@ from gas.convert.traced_matrix import TracedMatrix
 from gas.nn import NeverExactError, check_exact
 from gas.scalable import preserve_modes
 
-Added = dict[str, Callable[[Module], Module]]  # Layers to add to a module, by their names.
 ATTENTION = "return_attention_weights"
 
 
@@ -115,9 +114,7 @@ class _Tracer(Tracer):
     def _turn(self, value: Any) -> Any:
         """Return a list of edges turned round, and anything else as it is."""
         is_edges = issubclass(type(value), Proxy) and value.node in self.known.of_edges
-        edges = self.known.first(value.node) if is_edges else None
-        is_list = isinstance(edges, Tensor) and edges.dim() == 2 and edges.size(0) == 2
-        return value.flip(0) if is_list else value
+        return value.flip(0) if is_edges and is_edge_list(self.known.first(value.node)) else value
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """Trace parameters and buffers that are read, except by what is evaluated."""
@@ -322,8 +319,7 @@ def _check_modes(net: Module, graph: Graph) -> None:
     """Refuse dropout that is also applied in evaluation, and statistics that are kept in it."""
     for node in graph.nodes:
         module, mode = get_module(net, node), node.meta.get(IN_ONE_MODE, TRAINING)
-        parts = () if module is None or mode == TRAINING else module.modules()
-        if any(getattr(part, "track_running_stats", False) for part in parts):
+        if mode != TRAINING and keeps_statistics(module):
             when, cure = "evaluation alone", "call it in training, too"
             if mode == BRANCH:
                 when = "a random branch, where it would count what isn't taken"
@@ -343,6 +339,12 @@ def _check_modes(net: Module, graph: Graph) -> None:
 def get_module(net: Module | GraphModule, node: Node) -> Module | None:
     """Return the module that a node calls, if it calls one."""
     return net.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def keeps_statistics(module: Module | None) -> bool:
+    """Return whether a module, or a part of it, keeps statistics of its rows in training."""
+    parts = () if module is None else module.modules()
+    return any(getattr(part, "track_running_stats", False) for part in parts)
 
 
 def is_layer(net: Module, node: Node) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,6 +134,7 @@ class Traced:
     * ``net``: the module, whose layers the graph calls; ``graph``: what it computes.
     * ``inputs``: its arguments; ``graphs``: the small graphs that provide them.
     * ``records``: the values of the nodes on each small graph; ``kinds``: what they have rows of.
+    * ``added``: layers that the module got for its graph, as functions of it.
     """
 
     net: Module
@@ -141,6 +143,7 @@ class Traced:
     graphs: list[Data]
     records: list[dict[Node, Any]] = field(default_factory=list)
     kinds: dict[Node, str] = field(default_factory=dict)
+    added: dict[str, functools.partial[Module]] = field(default_factory=dict)
 
     @property
     def edges(self) -> Node:
@@ -158,11 +161,9 @@ class Traced:
         return [(int(each.num_nodes or 0), each.num_edges) for each in self.graphs]
 
     def run(self, number: float | None = None, data: Data | None = None) -> dict[Node, Any]:
-        """Return the value of each node on a small graph, in evaluation mode or in training.
+        """Return the value of each node on a small graph, by default the first.
 
-        Args:
-            number: Each random number in training. (default: evaluation mode)
-            data: The graph. (default: the first)
+        In evaluation mode, or in training if each random number is given.
         """
         data = self.graphs[0] if data is None else data
         recorder, net = _Recorder(self), self.net
@@ -225,6 +226,11 @@ class Traced:
                 )
             self.kinds[node] = found.pop() if found else OTHER
 
+    def add_layer(self, name: str, make: Callable[..., Module], **options: Any) -> None:
+        """Give the module, and later its twins, a layer, ``make(module, **options)``."""
+        self.added[name] = functools.partial(make, **options)
+        self.net.add_module(name, self.added[name](self.net))
+
     def exchange(self, node: Node, made: Node) -> None:
         """Have a node be computed by another, which gets its kind and values."""
         for known in (self.kinds, *self.records):
@@ -237,13 +243,7 @@ class Traced:
         """Refuse functions outside of layers that don't treat every node, or every edge, alike.
 
         Each function is run on the first half of the rows, and on the last: the results must be the
-        rows of its result on all of them.
-
-        Args:
-            mode: The mode that the error names, such as " in training". (default: none)
-
-        Raises:
-            ValueError: Naming the function.
+        rows of its result on all of them. Errors name the mode, such as " in training".
         """
         for node in self.graph.nodes:
             if node.op in ("placeholder", "get_attr", "output") or is_layer(self.net, node):
