@@ -15,7 +15,7 @@ from gas.cli import hetero
 from gas.cli.checkpoints import parse_interval
 from gas.cli.graphs import PARTS_FOLDER
 from gas.cli.parser import SHOWN, Options
-from gas.cli.settings import Settings
+from gas.cli.settings import NORMALISED, Settings
 from gas.graph import is_graph_folder
 from gas.native import bytes_of, check_integer
 
@@ -81,6 +81,11 @@ def _check_values(args: Options) -> None:
         gas.nn.check_dropout(args.dropout)
     if not 0 <= args.drop < 1:
         raise ValueError(f"'drop' is {args.drop}, expected a probability in [0, 1)")
+    if args.norm == "batch" and args.model not in NORMALISED:
+        raise ValueError(
+            f"'norm' is {args.norm}, which {args.model} doesn't have: leave it out, or choose "
+            f"a model of {', '.join(NORMALISED)}"
+        )
     budget = args.memory_budget
     if budget is not None and not 0 < budget < math.inf:
         raise ValueError(f"'memory_budget' is {budget}, expected a finite number above 0, in MiB")
