@@ -148,13 +148,6 @@ def score_name(metric: str) -> str:
 
 
 def predictions(experiment: Experiment, out: Tensor, split: int = 0) -> dict[str, Any]:
-    """Return the columns of :func:`gas.predictions`.
-
-    Args:
-        experiment: The experiment.
-        out: The outputs of its nodes, of shape ``[N, C]``, in the order of ``experiment.data``.
-        split: The split of the masks to name. (default: ``0``)
-    """
+    """Return the columns of :func:`gas.predictions`, of outputs in the order of an experiment."""
     in_order = experiment.to_original_order
-    found = Predictions(in_order(out), experiment.data, in_order)
-    return prediction_columns(found, split)
+    return prediction_columns(Predictions(in_order(out), experiment.data, in_order), split)
