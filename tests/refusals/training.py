@@ -171,7 +171,7 @@ def nothing_fits(t):
 
 
 def full_disk(t):
-    t.patch.setattr("gas.cli.results.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    t.patch.setattr("gas.native.memory.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     results.check_disk_space(t.path, experiment())
 
 
