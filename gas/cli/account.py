@@ -23,15 +23,9 @@ def measure_memory(
     libraries: int,
     run: Run,
 ) -> MemoryAccount:
-    """Measure the memory of an experiment in training, at the end of its largest batch.
+    """Measure the memory of an experiment after an epoch, at the end of its largest batch.
 
-    Args:
-        experiment: The experiment.
-        model: The model that is trained, after at least one epoch.
-        evaluator: The model that evaluates, ``model`` itself or one with histories of its own.
-        optimizer: The optimizer.
-        libraries: The resident bytes before the graph was loaded.
-        run: The run, whose outputs of the best epoch may be kept.
+    ``libraries`` are the resident bytes before the graph was loaded.
     """
     freed = release_freed_memory()  # First, because the rest allocates.
     account = MemoryAccount()

@@ -22,7 +22,15 @@ from gas.cli.settings import MODELS, Settings
 from gas.datasets import check_parts
 from gas.graph import with_edge_index
 from gas.native import PeakMemory, human, report_progress, resident_kinds
-from gas.training import Candidate, FullBatch, Plan, loss_of, release_freed_memory, train_epoch
+from gas.training import (
+    Candidate,
+    FullBatch,
+    Plan,
+    align_columns,
+    loss_of,
+    release_freed_memory,
+    train_epoch,
+)
 
 FULL, HISTORIES, NO_TRANSFERS, DROPPED = (
     "full batch", "histories", "histories, moving no rows", "same batches, no histories",
@@ -53,18 +61,7 @@ class Measured(NamedTuple):
 class Bench:
     """Epochs of several ways to train a model on a graph, measured in turn.
 
-    Args:
-        data: The graph, with labels and masks.
-        out_channels: The number of outputs of the model.
-        model: One of :data:`MODELS`.
-        settings: The settings of the model, of Adam and of gradient clipping.
-        memory: The memory limit of the process; see :func:`gas.plan`. (default: what is free)
-        log: Report progress on standard error. (default: ``True``)
-        signals: The handler of signals, which is checked after each step. (default: a new one)
-
-    Raises:
-        MemoryError: If nothing fits.
-        ValueError: If an argument is unusable.
+    ``memory`` is the limit of :func:`gas.plan`; ``signals`` are checked after each step.
     """
 
     def __init__(
@@ -149,9 +146,13 @@ class Bench:
     ) -> None:
         """Measure each contender, and write into ``found`` what was measured."""
         running: dict[str, Contender] = {}
-        for name, make in self._makers().items():
+        if self.chosen is not None:
+            self._partition_graph(self.chosen)
+        for name in NAMES:
+            if self._reasons.get(name):
+                continue
             try:
-                running[name] = one = make(models)
+                running[name] = one = self._make_contender(name, models)
                 one.epoch()
                 found[name] = found[name]._replace(steps=one.steps)
             except (MemoryError, RuntimeError) as error:  # PyTorch's allocator raises these.
@@ -169,84 +170,60 @@ class Bench:
                 one.epoch()
             found[name] = found[name]._replace(memory=memory, profile=profile)
 
-    def _makers(self) -> dict[str, Callable[[contextlib.ExitStack], Contender]]:
-        """Return functions that make the contenders; the models are closed with the stack."""
-        makers: dict[str, Callable[[contextlib.ExitStack], Contender]] = {}
-        if not self._reasons[FULL]:
-            makers[FULL] = self._make_full_batch
-        if self.chosen is None:
-            return makers
-        one = self.chosen
+    def _partition_graph(self, chosen: Candidate) -> None:
+        """Partition the graph, and draw the mini-batches, which are the same in every epoch."""
         with contextlib.closing(self._make(num_nodes=1)) as model:
             options: dict[str, Any] = {"log": self.log, "check": False}
-            graph = gas.cluster(self.data, one.num_parts, model=model, **options)
-        self.partition = gas.partition_report(graph)
+            self._graph: Data = gas.cluster(self.data, chosen.num_parts, model=model, **options)
+        self.partition = gas.partition_report(self._graph)
         generator = torch.Generator().manual_seed(0)
-        order = torch.randperm(one.num_parts, generator=generator).split(one.batch_size)
-        batches = [parts.sort().values.tolist() for parts in order]
-        makers[HISTORIES] = partial(self._make_histories, graph, batches, one, True)
-        makers[NO_TRANSFERS] = partial(self._make_histories, graph, batches, one, False)
-        makers[DROPPED] = partial(self._make_dropped, graph, batches, one)
-        return makers
+        order = torch.randperm(chosen.num_parts, generator=generator).split(chosen.batch_size)
+        self._batches = [parts.sort().values.tolist() for parts in order]
 
-    def _make_contender(
-        self, models: contextlib.ExitStack, model: Any, batches: Any, steps: int, **options: Any
-    ) -> Contender:
+    def _make_contender(self, name: str, models: contextlib.ExitStack) -> Contender:
+        """Make a way to train; its model is closed with the stack."""
+        settings, chosen = self.settings, self.chosen
+        has_histories = name in (HISTORIES, NO_TRANSFERS)
+        stored = {}
+        if chosen is not None and has_histories:
+            stored = {"dtype": chosen.dtype, "store": chosen.store}
+        model = self._make(num_nodes=self.data.num_nodes if has_histories else 1, **stored)
         models.callback(model.close)
-        settings = self.settings
         groups = model.param_groups(settings.reg_weight_decay, settings.nonreg_weight_decay)
         optimizer = torch.optim.Adam(groups, lr=settings.lr, fused=True)
-        options |= {"grad_norm": settings.grad_norm, "on_step": self.signals.check}
-        return Contender(model, steps, partial(train_epoch, model, batches, optimizer, **options))
-
-    def _make_full_batch(self, models: contextlib.ExitStack) -> Contender:
-        model = self._make(num_nodes=1)
-        graph = gas.cluster(self.data, 1, model=model, log=False, check=False)
-        whole = FullBatch(graph, layout="fused", edge_weight=model.needs_weights, check=False)
-        return self._make_contender(models, model, whole, 1, full_batch=True)
-
-    def _make_histories(
-        self,
-        graph: Data,
-        batches: list[list[int]],
-        one: Candidate,
-        moves: bool,
-        models: contextlib.ExitStack,
-    ) -> Contender:
-        model = self._make(num_nodes=self.data.num_nodes, dtype=one.dtype, store=one.store)
-        loader = _load(graph, batches, model)
-        model.refresh(loader, log=False)
-        if not moves:
+        options: dict[str, Any] = {"layout": "fused", "edge_weight": model.needs_weights}
+        if chosen is None or name == FULL:
+            graph = gas.cluster(self.data, 1, model=model, log=False, check=False)
+            batches: Any = FullBatch(graph, check=False, **options)
+            steps = micro_batches = 1
+        else:  # As batches may be shuffled, they are cut again.
+            graph = self._drop_edges_between_batches() if name == DROPPED else self._graph
+            options |= {"batch_sampler": self._batches, "check": False, "log": False}
+            batches = gas.SubgraphLoader(graph, **options)
+            steps, micro_batches = chosen.steps, chosen.micro_batches
+        if has_histories:
+            model.refresh(batches, log=False)
+        if name == NO_TRANSFERS:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Its results are wrong, its time is measured.
                 model.io = "none"
-        return self._make_contender(
-            models, model, loader, one.steps, micro_batches=one.micro_batches,
-            correct_drift=self.settings.correct_drift, loss_fn=loss_of if moves else _finite_loss,
+        epoch = partial(
+            train_epoch, model, batches, optimizer, grad_norm=settings.grad_norm,
+            full_batch=not has_histories, micro_batches=micro_batches,
+            correct_drift=has_histories and settings.correct_drift,
+            loss_fn=_finite_loss if name == NO_TRANSFERS else loss_of, on_step=self.signals.check,
         )  # fmt: skip
+        return Contender(model, steps, epoch)
 
-    def _make_dropped(
-        self, graph: Data, batches: list[list[int]], one: Candidate, models: contextlib.ExitStack
-    ) -> Contender:
-        """Make the contender that drops the edges between batches, as ClusterLoader does."""
-        batch_of_part = torch.empty(graph.parts.numel() - 1, dtype=torch.long)
-        for number, parts in enumerate(batches):
+    def _drop_edges_between_batches(self) -> Data:
+        """Return the graph without edges between mini-batches, as ClusterLoader drops them."""
+        batch_of_part = torch.empty(self._graph.parts.numel() - 1, dtype=torch.long)
+        for number, parts in enumerate(self._batches):
             batch_of_part[parts] = number
-        batch = batch_of_part.repeat_interleave(graph.parts.diff())
-        graph = with_edge_index(graph)
+        batch = batch_of_part.repeat_interleave(self._graph.parts.diff())
+        graph = with_edge_index(self._graph)
         src, dst = batch[graph.edge_index]
-        model = self._make(num_nodes=1)
-        loader = _load(graph.edge_subgraph(src == dst), batches, model)
-        options = {"micro_batches": one.micro_batches, "full_batch": True}
-        return self._make_contender(models, model, loader, one.steps, **options)
-
-
-def _load(graph: Data, batches: list[list[int]], model: Any) -> gas.SubgraphLoader:
-    """Load the same mini-batches in every epoch; as they may be shuffled, they are cut again."""
-    return gas.SubgraphLoader(
-        graph, batch_sampler=batches, layout="fused", edge_weight=model.needs_weights, check=False,
-        log=False,
-    )  # fmt: skip
+        return graph.edge_subgraph(src == dst)
 
 
 def _finite_loss(out: Tensor, y: Tensor) -> Tensor:
@@ -305,7 +282,7 @@ def show(summary: Mapping[str, Any]) -> str:
     phases: dict[str, dict[str, float]] = {}
     for name, one in summary["contenders"].items():
         if "not measured" in one:
-            rows.append((name, f"not measured: {one['not measured']}", *[""] * 4))
+            rows.append((name, f"not measured: {one['not measured']}"))
             continue
         ratio, memory = one["to_full_batch"], one["epoch_bytes"]
         rows.append((
@@ -315,7 +292,7 @@ def show(summary: Mapping[str, Any]) -> str:
         ))  # fmt: skip
         for phase, seconds in one["phases"].items():
             phases.setdefault(phase, {})[name] = seconds
-    lines = [_align(rows)]
+    lines = [align_columns(rows)]
     if (overhead := summary["transfer_overhead"]) is not None:
         low, high = summary["transfer_overhead_range"]
         noise = ", which is within noise" * (low <= 0 <= high)
@@ -332,24 +309,10 @@ def show(summary: Mapping[str, Any]) -> str:
             table.append((phase, *("-" if cell is None else _time(cell) for cell in cells)))
         lines += [
             "\nTime by phase of one more epoch, which the profiler slows down:",
-            _align(table),
+            align_columns(table),
         ]
     return "\n".join(lines)
 
 
 def _time(seconds: float) -> str:
     return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def _align(rows: list[tuple[str, ...]]) -> str:
-    """Align the cells of a table; a row with a reason is as long as it is."""
-    full = [row for row in rows if not any(cell.startswith("not measured") for cell in row)]
-    widths = [max(len(row[i]) for row in full) for i in range(len(rows[0]))]
-    widths[0] = max(len(row[0]) for row in rows)
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )

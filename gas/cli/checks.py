@@ -14,8 +14,8 @@ from gas.checkpoint import checkpoints
 from gas.cli import hetero
 from gas.cli.checkpoints import parse_interval
 from gas.cli.graphs import PARTS_FOLDER
-from gas.cli.parser import NAMES, SHOWN, Options
-from gas.cli.settings import Settings
+from gas.cli.parser import SHOWN, Options
+from gas.cli.settings import NORMALISED, Settings
 from gas.graph import is_graph_folder
 from gas.native import bytes_of, check_integer
 
@@ -43,13 +43,7 @@ class UsageError(ValueError):
 def check_options(args: Options, given: set[str]) -> None:
     """Refuse options without effect, unusable values and an unusable output folder.
 
-    Args:
-        args: The options.
-        given: The names of those that the command line changes.
-
-    Raises:
-        UsageError: If options don't go together.
-        ValueError: If one can't be used.
+    ``given`` are the names of options that the command line changes.
     """
     if args.hetero:
         _check_hetero(args)
@@ -87,6 +81,11 @@ def _check_values(args: Options) -> None:
         gas.nn.check_dropout(args.dropout)
     if not 0 <= args.drop < 1:
         raise ValueError(f"'drop' is {args.drop}, expected a probability in [0, 1)")
+    if args.norm == "batch" and args.model not in NORMALISED:
+        raise ValueError(
+            f"'norm' is {args.norm}, which {args.model} doesn't have: leave it out, or choose "
+            f"a model of {', '.join(NORMALISED)}"
+        )
     budget = args.memory_budget
     if budget is not None and not 0 < budget < math.inf:
         raise ValueError(f"'memory_budget' is {budget}, expected a finite number above 0, in MiB")
@@ -150,6 +149,8 @@ def _check_hetero(args: Options) -> None:
             f"argument --model is {args.model}, but --hetero trains sage: leave it out"
         )
     usual = dataclasses.replace(Options(), **vars(Settings.default("sage")))
-    for name in sorted(NAMES - {*hetero.OPTIONS, "architecture"}):
-        if getattr(args, name) not in (None, False, getattr(usual, name)):
-            raise UsageError(f"argument {SHOWN[name]} does nothing with --hetero: leave it out")
+    known = {*hetero.OPTIONS, "architecture", "batch_norm"}  # The last is --norm.
+    for name, value in sorted({**args.architecture, **vars(args)}.items()):
+        if name not in known and value not in (None, False, getattr(usual, name, None)):
+            shown = SHOWN.get(name, name)
+            raise UsageError(f"argument {shown} does nothing with --hetero: leave it out")

@@ -110,11 +110,6 @@ class Training:
     """Training from each seed, with a progress bar or progress lines.
 
     ``failed`` lists the runs that diverged: their numbers, seeds and reasons.
-
-    Args:
-        args: The command line.
-        experiment: What is run.
-        signals: The handler of signals, which is checked after each epoch.
     """
 
     def __init__(self, args: Options, experiment: Experiment, signals: Signals) -> None:

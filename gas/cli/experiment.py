@@ -144,11 +144,6 @@ class Experiment(Setup):
         """Return whether evaluation writes the histories that training reads."""
         return self.eval_graph is self.graph and self.refresh != "none"
 
-    @property
-    def _warm_up(self) -> int:
-        """Return the steps over which the learning rate rises; none in full batch."""
-        return 0 if self.full_batch else self.settings.warm_up or 0
-
     def _run(
         self,
         model: gas.models.LayeredGNN,
@@ -174,10 +169,9 @@ class Experiment(Setup):
             checkpoints.start(model, optimizer, batches, run, progress, about, graph.perm, average)
 
         epoch = partial(
-            train_epoch, model, batches, optimizer, split, settings.grad_norm, self.full_batch,
-            micro_batches=micro_batches, edge_dropout=settings.edge_dropout,
-            correct_drift=settings.correct_drift, max_steps=settings.max_steps, progress=progress,
-            on_step=None if checkpoints is None else checkpoints.after_step, **self.training,
+            self._train_epoch, model, batches, optimizer, split, micro_batches=micro_batches,
+            max_steps=settings.max_steps, progress=progress,
+            on_step=None if checkpoints is None else checkpoints.after_step,
         )  # fmt: skip
 
         def finish_epoch(run: Run) -> None:
@@ -193,7 +187,8 @@ class Experiment(Setup):
             return out
 
         try:
-            with raise_rate(optimizer, self._warm_up, progress, steps):
+            warm_up = 0 if self.full_batch else settings.warm_up or 0
+            with raise_rate(optimizer, warm_up, progress, steps):
                 run_epochs(
                     model, self.data, epoch, evaluate, settings.epochs, split, finish_epoch,
                     self.metric, self.patience, self.training.get("leave_cores", True), keep, run,
@@ -209,6 +204,17 @@ class Experiment(Setup):
             run.memory = measure_memory(self, model, evaluator, optimizer, self.libraries, run)
         if keep:
             self._measure_phases(model, epoch, len(run) * steps)
+
+    def _train_epoch(
+        self, model: Any, batches: Any, optimizer: Any, split: int, **options: Any
+    ) -> float:
+        """Train one epoch, and return its mean loss."""
+        settings = self.settings
+        return train_epoch(
+            model, batches, optimizer, split, settings.grad_norm, self.full_batch,
+            edge_dropout=settings.edge_dropout, correct_drift=settings.correct_drift,
+            **options, **self.training,
+        )  # fmt: skip
 
     def _measure_phases(
         self, model: gas.ScalableGNN, epoch: Callable[..., float], trained: float
@@ -261,13 +267,11 @@ class Experiment(Setup):
         self, model: gas.ScalableGNN, augmentation: gas.augment.Augmentation | None = None
     ) -> tuple[Iterable[gas.SubData], int]:
         """Return the batches of an epoch, and the number of batches per step."""
-        graph, batches = self.graph, self.graph.loader
-        if batches is not None:
-            batches.forget_epoch()  # A resumed run may have left one unfinished.
-        micro_batches = self.micro_batches
-        if graph.whole is not None and batches is None:
-            return graph.whole, 1
-        assert batches is not None
+        batches, micro_batches = self.graph.loader, self.micro_batches
+        if batches is None:
+            assert self.graph.whole is not None
+            return self.graph.whole, 1
+        batches.forget_epoch()  # A resumed run may have left one unfinished.
         if augmentation is not None:
             batches = self._make_loader(batches, batches.batch_size or 1, augmentation)
         if self.memory_budget is not None:

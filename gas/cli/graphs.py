@@ -46,15 +46,7 @@ class Graph(NamedTuple):
 
 
 def check_folder_fits(path: str | Path, reader: str) -> None:
-    """Refuse to read a graph folder into memory that has no room for it.
-
-    Args:
-        path: The folder; other graphs are left alone.
-        reader: The option or the command that reads it.
-
-    Raises:
-        ValueError: Saying how many bytes it has.
-    """
+    """Refuse to read a graph folder into memory that has no room; ``reader`` is what reads it."""
     if not Path(path).exists() or not is_graph_folder(path):
         return
     needed = sum(file.stat().st_size for file in Path(path).glob("*.npy"))
@@ -92,12 +84,8 @@ def check_labels(data: Data) -> None:
 def set_real_targets(data: Any, nodes: Any) -> None:
     """Replace integer targets of shape ``[N]`` by real numbers; negative ones, unknown, by NaN.
 
-    Args:
-        data: The graph. If it has ``classes``, which are numbers, they replace their positions.
-        nodes: What has the targets ``y``: the graph, or its nodes of a type.
-
-    Raises:
-        ValueError: If classes are texts.
+    The targets are those of ``nodes``: the graph, or its nodes of a type. If the graph has
+    ``classes``, which are numbers, they replace their positions.
     """
     classes = getattr(data, "classes", None)
     if classes is None:

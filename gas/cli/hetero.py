@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,19 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import HeteroConv, Linear, SAGEConv
 
 import gas
-from gas.cli.checkpoints import Checkpoints
-from gas.cli.experiment import Experiment, record_peaks
+from gas.cli.experiment import Experiment
 from gas.cli.graphs import Graph, check_splits
 from gas.cli.parser import SHAPE, Options
 from gas.cli.settings import ARCHITECTURES, Settings
 from gas.datasets import num_outputs
-from gas.native import PeakMemory, check_integer
-from gas.training import Progress, Run, divergence_error, loss_of, run_epochs, split_mask
+from gas.training import Progress, divergence_error, loss_of, split_mask
 
-# Options of HeteroExperiment, and all that have an effect with --hetero.
-SUPPORTED = (
-    "partition", "evaluate_every", "patience", "device", "check", "store", "dtype", "path", "io",
-)  # fmt: skip
+# Options that have an effect with --hetero.
 OPTIONS = (
-    *SUPPORTED, *SHAPE, "hetero", "dataset", "undirected", "columns", "model", "num_parts",
-    "batch_size", "epochs", "lr", "grad_norm", "metric", "seed", "out", "overwrite", "debug",
-    "root", "config", "runs", "tensorboard", "verify",
+    *SHAPE, "hetero", "dataset", "undirected", "columns", "model", "num_parts", "batch_size",
+    "epochs", "lr", "grad_norm", "metric", "seed", "out", "overwrite", "debug", "root", "config",
+    "runs", "tensorboard", "verify", "partition", "evaluate_every", "patience", "device", "check",
+    "store", "dtype", "path", "io",
 )  # fmt: skip
 
 
@@ -93,25 +88,19 @@ class HeteroExperiment(Experiment):
         hetero_data: The graph; each type has features, and one has labels and masks.
         settings: The settings.
         seed: The seed of the partition. (default: ``0``)
-        **options: ``partition``, ``evaluate_every``, ``patience``, ``device``, ``check``, ``log``,
-            ``store``, ``dtype``, ``path`` and ``io`` of :class:`gas.cli.Experiment`.
+        **options: Those of :class:`gas.cli.Experiment` that are among :data:`OPTIONS`.
 
     Raises:
-        ValueError: If a type has no features, not one type has labels, that type has no masks, or
-            an option or a setting has no effect.
+        ValueError: If a type has no features, not one type has labels, or that type has no masks.
     """
 
     def __init__(
         self, hetero_data: HeteroData, settings: Settings, seed: int = 0, **options: Any
     ) -> None:
-        _check_options(options, settings)
         self.node_type = _find_target_type(hetero_data)
         self.hetero_data, self._seed = copy.copy(hetero_data), seed
         architecture = {**ARCHITECTURES["sage"], **settings.architecture}
         shape = {key: architecture[key] for key in SHAPE}
-        check_integer("hidden_channels", shape["hidden_channels"], 1)
-        check_integer("num_layers", shape["num_layers"], 1)
-        gas.nn.check_dropout(shape["dropout"])
         settings = dataclasses.replace(
             settings, architecture=shape, correct_drift=False, warm_up=0, average_weights=False
         )
@@ -132,11 +121,11 @@ class HeteroExperiment(Experiment):
         self.settings = settings = self.settings.for_size(int(whole.num_nodes or 0))
         parts: Any = settings.num_parts
         clustered = gas.cluster(whole, parts, method=self.partition, seed=self._seed, log=log)
-        loader = gas.SubgraphLoader(
+        loader: Any = gas.SubgraphLoader(
             clustered, batch_size=settings.batch_size, shuffle=True, log=False
         )
         report = gas.partition_report(loader.data, loader.ptr)
-        graph = Graph(None, None, data, loader, None, None, {}, repr(whole), report)
+        graph = Graph(None, None, data, loader, loader, None, {}, repr(whole), report)
         return graph, graph
 
     def make_model(self, histories: bool = True) -> Any:
@@ -146,42 +135,45 @@ class HeteroExperiment(Experiment):
             self.device, **self.histories,
         )  # fmt: skip
 
-    def _run(
-        self,
-        model: Any,
-        evaluator: Any,
-        split: int,
-        on_epoch: Callable[[Run], None] | None,
-        keep: bool,
-        run: Run,
-        checkpoints: Checkpoints | None,
-        about: dict[str, Any],
-        peak: PeakMemory,
-    ) -> None:
-        loader: Any = self.graph.loader
-        progress = Progress()
+    def _run(self, model: Any, evaluator: Any, split: int, *others: Any, **named: Any) -> None:
         if split == 0 and self.log:
             print(model)
-        optimizer = torch.optim.Adam(model.net.parameters(), self.settings.lr)
-        model.refresh(loader)
+        super()._run(model, evaluator, split, *others, **named)
 
-        def epoch(
-            max_steps: int | None = None, progress: Progress = progress, on_step: None = None
-        ) -> float:
-            batches = itertools.islice(loader, max_steps)
-            return _train_epoch(
-                model, batches, optimizer, str(self.node_type), progress, split,
-                self.settings.grad_norm,
-            )  # fmt: skip
+    def _make_optimizer(self, model: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(model.net.parameters(), self.settings.lr)
 
-        run_epochs(
-            model, self.data, epoch, lambda model: model.predict(loader), self.settings.epochs,
-            split, on_epoch, self.metric, self.patience, True, keep, run, progress,
-            evaluate_every=self.evaluate_every,
-        )  # fmt: skip
-        record_peaks(run, peak)
-        if keep:
-            self._measure_phases(model, epoch, len(run) * len(loader))
+    def _train_epoch(
+        self, model: Any, batches: Any, optimizer: Any, split: int, **options: Any
+    ) -> float:
+        """Take a step for each mini-batch with training nodes, and return their mean loss."""
+        progress: Progress = options["progress"]
+        grad_norm = self.settings.grad_norm
+        model.train()
+        total, count = 0.0, 0
+        for number, batch in enumerate(itertools.islice(batches, options.get("max_steps")), 1):
+            progress.steps = number
+            store = batch[self.node_type]
+            mask = split_mask(store.train_mask[: store.batch_size], split)
+            size, y = int(mask.sum()), store.y[: store.batch_size]
+            out = model(batch)  # Also without labels, to update the histories.
+            if not size:
+                continue
+            rows = mask.nonzero().view(-1)
+            loss = loss_of(out[rows.to(out.device)], y[rows.to(y.device)].to(out.device))
+            value = loss.detach().item()
+            if not math.isfinite(value):
+                raise divergence_error(progress.epoch or 1, number, value)
+            optimizer.zero_grad()
+            loss.backward()
+            if grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), grad_norm)
+            optimizer.step()
+            total, count = total + size * value, count + size
+        return total / max(count, 1)
+
+    def _evaluate(self, model: Any, evaluator: Any) -> Tensor:
+        return model.predict(self.graph.loader)
 
 
 def open_types(args: Options) -> HeteroData:
@@ -205,41 +197,13 @@ def make_model(
     device: torch.device | str = "cpu",
     **histories: Any,
 ) -> Any:
-    """Convert a new :class:`HeteroSAGE` for a graph.
-
-    Args:
-        data: The graph.
-        node_type: The node type to predict.
-        out_channels: The number of outputs.
-        architecture: ``hidden_channels``, ``num_layers`` and ``dropout``.
-        device: The device of the model. (default: ``"cpu"``)
-        **histories: Options of :func:`gas.to_scalable`.
-    """
+    """Convert a new :class:`HeteroSAGE` for a graph, with options of :func:`gas.to_scalable`."""
     net = HeteroSAGE(data, node_type, out_channels=out_channels, **architecture).to(device)
     return gas.to_scalable(net, data, **histories)
 
 
-def _check_options(options: Mapping[str, Any], settings: Settings) -> None:
-    """Refuse options and settings that have no effect on a heterogeneous graph."""
-    usual = {name: each.default for name, each in inspect.signature(Experiment).parameters.items()}
-    usual |= {**vars(Settings.default("sage")), "refresh": "layerwise", "evaluation": "layerwise"}
-    given = [(name, value) for name, value in options.items() if name not in SUPPORTED]
-    own = {**vars(settings), **settings.architecture}
-    given += [(name, own[name]) for name in own if name not in (*OPTIONS, "architecture")]
-    for name, value in given:
-        if value not in (None, False, usual.get(name)):
-            raise ValueError(
-                f"{name!r} is {value!r}, which has no effect on heterogeneous graphs: leave it out"
-            )
-
-
 def _find_target_type(data: HeteroData) -> str:
     """Return the node type to predict."""
-    if not isinstance(data, HeteroData):
-        raise ValueError(
-            f"'hetero_data' is a {type(data).__name__}, expected a HeteroData, such as that of "
-            "gas.open_graph(..., hetero=True)"
-        )
     for name in data.node_types:
         if "x" not in data[name]:
             raise ValueError(
@@ -254,37 +218,3 @@ def _find_target_type(data: HeteroData) -> str:
             "labels of one type"
         )
     return kinds[0]
-
-
-def _train_epoch(
-    model: Any,
-    batches: Any,
-    optimizer: torch.optim.Optimizer,
-    kind: str,
-    progress: Progress,
-    split: int = 0,
-    grad_norm: float | None = None,
-) -> float:
-    """Take a step for each mini-batch with training nodes, and return their mean loss."""
-    model.train()
-    total, count = 0.0, 0
-    for number, batch in enumerate(batches, 1):
-        progress.steps = number
-        store = batch[kind]
-        mask = split_mask(store.train_mask[: store.batch_size], split)
-        size, y = int(mask.sum()), store.y[: store.batch_size]
-        out = model(batch)  # Also without labels, to update the histories.
-        if not size:
-            continue
-        rows = mask.nonzero().view(-1)
-        loss = loss_of(out[rows.to(out.device)], y[rows.to(y.device)].to(out.device))
-        value = loss.detach().item()
-        if not math.isfinite(value):
-            raise divergence_error(progress.epoch or 1, number, value)
-        optimizer.zero_grad()
-        loss.backward()
-        if grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), grad_norm)
-        optimizer.step()
-        total, count = total + size * value, count + size
-    return total / max(count, 1)

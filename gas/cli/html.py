@@ -33,9 +33,9 @@ class Figure(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table; ``compares`` marks rows whose cells differ."""
+    """A table with a column for each run; ``compares`` marks rows whose cells differ."""
 
-    head: Sequence[str]
+    heading: str
     rows: Sequence[Sequence[str]]
     compares: bool = False
     note: str = ""
@@ -90,6 +90,7 @@ def report(
         title=" and ".join(map(_describe, found.values())),
         warnings=list(itertools.chain.from_iterable(map(_warnings, found.values()))),
         figures=list(_draw_figures(found)),
+        runs=list(found),
         tables=_make_tables(found),
     )
     with replace_file(path) as file:
@@ -126,9 +127,8 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
 # Tables -------------------------------------------------------------------------------------------
 
 
-def _make_tables(found: Mapping[str, Any]) -> list[tuple[str, Table]]:
-    """Return the tables of a report, by their headings."""
-    head = ["", *found]
+def _make_tables(found: Mapping[str, Any]) -> list[Table]:
+    """Return the tables of a report."""
     compares = len(found) > 1
 
     def collect(make: Callable[[Mapping[str, Any]], Mapping[str, str]]) -> Sequence[Sequence[str]]:
@@ -138,12 +138,12 @@ def _make_tables(found: Mapping[str, Any]) -> list[tuple[str, Table]]:
 
     held = "At the peak of training, as --memory-report accounts for it."
     return [
-        ("Results", Table(head, collect(_results))),
-        ("Time by phase", Table(head, collect(_phases), note=PHASES)),
-        ("Partition", Table(head, collect(_partition))),
-        ("Memory by component", Table(head, collect(_memory), note=held)),
-        ("Settings", Table(head, collect(_settings), compares)),
-        ("Machine", Table(head, collect(_machine), compares)),
+        Table("Results", collect(_results)),
+        Table("Time by phase", collect(_phases), note=PHASES),
+        Table("Partition", collect(_partition)),
+        Table("Memory by component", collect(_memory), note=held),
+        Table("Settings", collect(_settings), compares),
+        Table("Machine", collect(_machine), compares),
     ]
 
 

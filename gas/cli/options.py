@@ -93,20 +93,6 @@ def _restore_plan(args: Options) -> tuple[Options, int]:
     return dataclasses.replace(args, memory=None, **chosen), about["micro_batches"]
 
 
-def make_settings(args: Options) -> Settings:
-    """Return the settings.
-
-    Raises:
-        ValueError: If the model doesn't have the norm.
-    """
-    if args.norm == "batch" and args.model not in NORMALISED:
-        raise ValueError(
-            f"'norm' is {args.norm}, which {args.model} doesn't have: leave it out, or choose "
-            f"a model of {', '.join(NORMALISED)}"
-        )
-    return args.settings()
-
-
 def _suggest_norm(args: Options, settings: Settings, data: Data) -> None:
     """Recommend batch norm for dense graphs, unless a norm was chosen."""
     degree = data.num_edges / max(data.num_nodes, 1)
@@ -139,7 +125,7 @@ def make_experiment(args: Options) -> Experiment:
     """Make the experiment that the command line describes."""
     is_mapped = _is_mapped(args)
     args, micro_batches = _restore_plan(args)
-    settings, model = make_settings(args), args.model or "gcn"
+    settings, model = args.settings(), args.model or "gcn"
     same = (
         "full_batch", "refresh", "layout", "partition", "prefetch", "evaluate_every", "patience",
         "check", "device", "store", "dtype", "path", "io",

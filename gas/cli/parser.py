@@ -208,11 +208,6 @@ def parse(
 ) -> tuple[Options, Options]:
     """Parse a command line; what it doesn't give is as in a file, or for the model.
 
-    Args:
-        arguments: The arguments; those of the process if ``None``.
-        prog: The name of the program; that of the process if ``None``.
-        files: The folder of configurations.
-
     Returns:
         The options, and those without the command line.
     """

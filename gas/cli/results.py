@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from gas.cli.graphs import describe_inputs
 from gas.cli.report import machine, metrics, plot_curves
-from gas.native import human, replace_file, write_json
+from gas.native import free_disk, human, replace_file, write_json
 from gas.training import Predictions, Run, prediction_columns
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def check_disk_space(folder: Path, experiment: Experiment) -> None:
     with contextlib.closing(experiment.make_model(histories=False)) as model:
         state = sum(value.nbytes for value in model.state_dict().values())
     rows = experiment.data.num_nodes * (64 + 8 * experiment.out_channels)
-    needed, free = state + rows + 2**20, shutil.disk_usage(folder).free
+    needed, free = state + rows + 2**20, free_disk(folder)
     if free < needed:
         raise OSError(
             f"'out' is {str(folder)!r}, on a disk with {human(free)} free, expected "
@@ -148,13 +147,6 @@ def score_name(metric: str) -> str:
 
 
 def predictions(experiment: Experiment, out: Tensor, split: int = 0) -> dict[str, Any]:
-    """Return the columns of :func:`gas.predictions`.
-
-    Args:
-        experiment: The experiment.
-        out: The outputs of its nodes, of shape ``[N, C]``, in the order of ``experiment.data``.
-        split: The split of the masks to name. (default: ``0``)
-    """
+    """Return the columns of :func:`gas.predictions`, of outputs in the order of an experiment."""
     in_order = experiment.to_original_order
-    found = Predictions(in_order(out), experiment.data, in_order)
-    return prediction_columns(found, split)
+    return prediction_columns(Predictions(in_order(out), experiment.data, in_order), split)

@@ -139,12 +139,11 @@ class Settings:
         """
         names = {f.name for f in dataclasses.fields(cls)}
         content = read_yaml(path, names | set(ABOUT))
-        known = {key: value for key, value in content.items() if key in names}
+        others = {key: content.pop(key) for key in ABOUT if key in content}
         try:
-            settings = cls(**known)
+            return cls(**content), others
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
-        return settings, {key: value for key, value in content.items() if key not in names}
 
     def replace(self, **changes: Any) -> Settings:
         """Return a copy with changes; names of ``architecture`` may be given directly.

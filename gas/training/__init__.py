@@ -3,10 +3,10 @@
 from gas.native import share_cores
 from gas.scalable import activation_bytes
 from gas.training.callbacks import Callback, MetricLogger
-from gas.training.choice import Candidate, Plan
+from gas.training.choice import Candidate, Plan, align_columns
 from gas.training.cost import Linear
 from gas.training.epochs import run_epochs
-from gas.training.evaluation import SPLITS, Predictions, evaluate, prediction_columns, predictions
+from gas.training.evaluation import Predictions, evaluate, prediction_columns, predictions
 from gas.training.fit import fit, make_inference_loader
 from gas.training.full_batch import FullBatch, fits_one_batch
 from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
@@ -52,7 +52,6 @@ __all__ = [
     "FullBatch",
     "Linear",
     "METRICS",
-    "SPLITS",
     "MemoryAccount",
     "MetricLogger",
     "Plan",
@@ -62,6 +61,7 @@ __all__ = [
     "Run",
     "Shape",
     "activation_bytes",
+    "align_columns",
     "baseline",
     "check_known_targets",
     "check_metric",

@@ -99,33 +99,8 @@ class MetricLogger(Callback):
             self._add_scalar(name, value, len(run))
 
 
-class _Scheduling(Callback):
-    """Step of a learning rate scheduler after each epoch."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-
-    def on_epoch_end(self, run: Run) -> None:
-        if isinstance(self._scheduler, ReduceLROnPlateau):
-            if not math.isnan(run.val_acc[-1]):  # Else this epoch wasn't evaluated.
-                self._scheduler.step(run.val_acc[-1])
-        else:
-            self._scheduler.step()
-
-
 class CallbackList(Callback):
-    """All callbacks of a training as one: the given ones, functions, and the scheduler at last.
-
-    Args:
-        callbacks: The callbacks.
-        optimizer: The optimizer.
-        scheduler: A scheduler of the learning rate, or ``None``.
-        on_epoch: A function of the record, called after each epoch, or ``None``.
-        on_step: A function without arguments, called after each step, or ``None``.
-
-    Raises:
-        ValueError: If one is no callback, or the scheduler doesn't fit.
-    """
+    """All callbacks of a training as one: the given ones, functions, and the scheduler at last."""
 
     def __init__(
         self,
@@ -145,7 +120,7 @@ class CallbackList(Callback):
                 )
         if scheduler is not None:
             check_scheduler(scheduler, optimizer)
-        self._callbacks = [*callbacks, *([_Scheduling(scheduler)] if scheduler is not None else [])]
+        self._callbacks, self._scheduler = list(callbacks), scheduler
         self._optimizer, self._on_epoch, self._on_step = optimizer, on_epoch, on_step
         self._started: list[Callback] = []
 
@@ -163,11 +138,16 @@ class CallbackList(Callback):
             each.on_step_end(progress)
 
     def on_epoch_end(self, run: Run) -> bool:
-        """Record the learning rate, and call all; return ``True`` if one has."""
+        """Record the learning rate, call all, and step the scheduler; return whether one stops."""
         run.lr.append(float(self._optimizer.param_groups[0]["lr"]))
         if self._on_epoch is not None:
             self._on_epoch(run)
         ends = [each.on_epoch_end(run) for each in self._callbacks]
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            if not math.isnan(run.val_acc[-1]):  # Else this epoch wasn't evaluated.
+                self._scheduler.step(run.val_acc[-1])
+        elif self._scheduler is not None:
+            self._scheduler.step()
         return any(end is True for end in ends)
 
     def on_fit_end(self, run: Run) -> None:

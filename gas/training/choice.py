@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -121,15 +122,22 @@ class Plan(Candidate):
         rows.append(("",) * len(head))
         held = self.components.items()
         rows += [("", "", "", "", name, human(size), "", "") for name, size in held if size]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if column in (0, 4) else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*lines, "", self.why])
+        return f"{align_columns(rows, left=(0, 4))}\n\n{self.why}"
+
+
+def align_columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """Align the cells of a table; rows of fewer cells may be wider than its columns."""
+    full = [row for row in rows if len(row) == len(rows[0])]
+    widths = [max(len(row[i]) for row in full) for i in range(len(rows[0]))]
+    widths[0] = max(len(row[0]) for row in rows)
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=False))
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def choose_candidate(fit: list[Candidate], num_nodes: int) -> Candidate:

@@ -36,19 +36,8 @@ Way = tuple[int, int, int]  # Parts, parts per mini-batch, mini-batches per step
 class Sample:
     """Sample the mini-batches of a graph for several numbers of parts.
 
-    The graph is cut into the largest number of parts. For fewer parts, these are grouped by
-    partitioning the graph of parts, weighted by the number of edges between them.
-
-    Args:
-        data: The graph.
-        model: The model that it is cut for.
-        finest: The largest number of parts.
-        layout: See :class:`gas.SubgraphLoader`.
-        edge_weight: See :class:`gas.SubgraphLoader`.
-        method: See :func:`gas.metis`.
-        seed: See :func:`gas.metis`; also the seed of the choice of batches.
-        cache: See :func:`gas.metis`.
-        log: Report progress on standard error.
+    The graph is cut into ``finest`` parts. For fewer parts, these are grouped by partitioning the
+    graph of parts, weighted by the number of edges between them.
     """
 
     def __init__(
@@ -201,17 +190,7 @@ def _solve_nonnegative(rows: Tensor, values: Tensor) -> Tensor:
 
 
 class Predictor:
-    """Predict memory and time of training from measured mini-batches.
-
-    Args:
-        measured: The costs of mini-batches.
-        data: The graph before clustering.
-        sample: The sample of its mini-batches.
-        model: The model.
-        evaluation: See :func:`gas.plan`.
-        keep_graph: See :func:`gas.plan`.
-        sets: The number of sets of histories.
-    """
+    """Predict memory and time of training, with some sets of histories, from measured batches."""
 
     def __init__(
         self,
@@ -252,15 +231,10 @@ class Predictor:
         store: Store,
         extra: tuple[float, float] = (0.0, 0.0),
     ) -> Candidate:
-        """Predict the cost of training one way.
+        """Predict the cost of training one way, with mini-batches of a mean and a largest size.
 
-        Args:
-            way: The parts, parts per mini-batch and mini-batches per step.
-            shapes: The sizes of the mean mini-batch then, and of the largest.
-            codec: The precision of the histories' rows.
-            store: The place of the histories' rows.
-            extra: Additional seconds and bytes per row for such histories, compared with those
-                that were measured. (default: none)
+        Histories of this codec and store take ``extra`` seconds and bytes per row, compared with
+        those that were measured.
         """
         (num_parts, batch_size, micro), (mean, largest) = way, shapes
         number = math.ceil(num_parts / batch_size)

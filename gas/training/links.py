@@ -124,12 +124,9 @@ def rank_links(
 
 
 def _count_above(scores: Tensor, row: Tensor, own: Tensor) -> Tensor:
-    """Count the scores in its row that are higher than each score; equal ones count half.
+    """Count the scores ``[B, N]`` in its row that are higher than each of ``own``, ``[K]``.
 
-    Args:
-        scores: All scores, of shape ``[B, N]``.
-        row: The rows of the scores to rank, ascending, of shape ``[K]``.
-        own: The scores to rank, of shape ``[K]``.
+    Equal ones count half. ``row`` has the rows of ``own``, ascending.
     """
     found = []
     for number, mine in enumerate(own.split(torch.bincount(row, minlength=len(scores)).tolist())):

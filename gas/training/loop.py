@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,10 +106,11 @@ def train_epoch(
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
     mask, device = _train_mask(loader, split), model.train().device  # It may refuse the graph.
     objective = Objective(
-        model, device, split, mask, full_batch, refresh_unlabelled,
-        edge_dropout, autocast, loss_fn, view_loss or _find_view_loss(loader), bank, sampler,
+        model, device, split, mask, full_batch, refresh_unlabelled, edge_dropout, autocast,
+        loss_fn, view_loss or getattr(unwrap_loader(loader), "view_loss", None), bank, sampler,
     )  # fmt: skip
-    done = _start_progress(progress, device)
+    done = Progress() if progress is None else progress
+    done.loss = tensor_to_device(torch.as_tensor(done.loss, dtype=torch.float32), device)
     of_step = 0  # Labelled nodes of the current step so far.
     stops_at_once = device.type == "cpu" and ranks is None
     losses: list[tuple[int, Tensor]] = []  # Of each batch, if they are checked at the end.
@@ -126,7 +127,7 @@ def train_epoch(
                 if stops_at_once and not math.isfinite(value := minimised.detach().item()):
                     raise divergence_error(done.epoch, number, value)
                 _weigh(minimised, count, micro_batches, per_step).backward()
-            if number % micro_batches and number < _length(loader):
+            if number % micro_batches and not (isinstance(loader, Sized) and number >= len(loader)):
                 continue
             if of_step > 0 or (ranks is not None and ranks.has_labels):
                 _take_step(model, optimizer, grad_norm, per_step or of_step, micro_batches)
@@ -137,13 +138,6 @@ def train_epoch(
         _count_step(done, number, on_step)
     done.drift = drift.mean()
     return _mean_loss(done, ranks, losses)
-
-
-def _start_progress(progress: Progress | None, device: torch.device) -> Progress:
-    """Return the progress of an epoch, with its loss on the device."""
-    done = Progress() if progress is None else progress
-    done.loss = tensor_to_device(torch.as_tensor(done.loss, dtype=torch.float32), device)
-    return done
 
 
 def _number_batches(
@@ -221,20 +215,6 @@ def check_options(
             "distributed, whose ranks weigh a step by its labelled nodes and make it together: "
             "leave both out, and choose 'batch_size'"
         )
-
-
-def _loss_weights_of(
-    loader: Iterable[SubData], split: int, micro_batches: int, scale_loss: bool
-) -> tuple[PartSampler | None, float | None]:
-    """Return the sampler whose weights correct the loss, if any.
-
-    With it, the mean number of labelled nodes per step, if the loss is scaled by it.
-    """
-    sampler = find_sampler(loader)
-    if sampler is not None and not scale_loss and sampler.by != "loss":
-        sampler = None  # Its weights don't apply.
-    scales = scale_loss or sampler is not None
-    return sampler, _labels_per_step(loader, split, micro_batches) if scales else None
 
 
 def refuse_types(model: object) -> None:
@@ -331,18 +311,16 @@ def _check_broadcast(out: Tensor, y: Tensor) -> None:
         )
 
 
-def _find_view_loss(loader: Iterable[SubData]) -> Callable[..., Tensor] | None:
-    """Return the loss that the augmentation of a loader has for views, if it has one."""
-    return getattr(unwrap_loader(loader), "view_loss", None)
+def _loss_weights_of(
+    loader: Iterable[SubData], split: int, micro_batches: int, scale_loss: bool
+) -> tuple[PartSampler | None, float | None]:
+    """Return the sampler whose weights correct the loss, if any.
 
-
-def _length(loader: Iterable[SubData]) -> float:
-    """Return the number of batches, or infinity if it isn't known."""
-    return len(loader) if isinstance(loader, Sized) else math.inf
-
-
-def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) -> float:
-    """Return the mean number of labelled nodes per step of an epoch."""
+    With it, the mean number of labelled nodes per step, if the loss is scaled by it.
+    """
+    sampler = find_sampler(loader)
+    if not scale_loss and (sampler is None or sampler.by != "loss"):
+        return None, None  # Weights of other samplers don't apply.
     inner = unwrap_loader(loader)
     data = getattr(inner, "data", None)
     if data is None or not isinstance(inner, Sized):
@@ -351,7 +329,7 @@ def _labels_per_step(loader: Iterable[SubData], split: int, micro_batches: int) 
             "pass a SubgraphLoader"
         )
     steps = max(1, math.ceil(len(inner) / micro_batches))
-    return int(split_mask(data.train_mask, split).sum()) / steps
+    return sampler, int(split_mask(data.train_mask, split).sum()) / steps
 
 
 @dataclass(frozen=True)
@@ -395,7 +373,10 @@ class Objective:
                 "'view_loss', such as gas.augment.mh_aug_loss"
             )
         batch = to_device(batch, self.device)
-        with torch.set_grad_enabled(trains), _autocast(self.device, self.autocast):
+        casts: Any = nullcontext()
+        if self.autocast is not None:
+            casts = torch.autocast(self.device.type, self.autocast)
+        with torch.set_grad_enabled(trains), casts:
             outs = self._forward(batch, has_views)
         if not trains:
             return count, None, None
@@ -501,10 +482,3 @@ def _find_labelled(batch: SubData, split: int, mask: Tensor | None) -> Tensor:
     else:
         mask = mask[nodes]
     return mask.nonzero().view(-1)
-
-
-def _autocast(
-    device: torch.device, dtype: torch.dtype | None
-) -> contextlib.AbstractContextManager[Any]:
-    """Return a context with autocast to a dtype, if it isn't ``None``."""
-    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)

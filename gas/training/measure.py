@@ -195,13 +195,9 @@ def measure(
     codec: Codec,
     store: str | StoreFactory | None,
 ) -> BatchCosts:
-    """Measure a mini-batch, with histories of its nodes alone; the model isn't changed.
+    """Measure the mini-batch that ``cut`` makes, with histories of its nodes alone.
 
-    Args:
-        model: The model.
-        cut: Cuts the mini-batch.
-        codec: The precision of the histories.
-        store: The place of the histories.
+    The model isn't changed.
     """
     first = cut()
     with clone_with_histories(model, first.n_id.numel(), codec, store) as clone:

@@ -166,34 +166,27 @@ def profile(model: ScalableGNN | HeteroModel | None = None) -> Iterator[Profile]
         raise ValueError(
             "gas.profile is active already, and PyTorch has one profiler: end it first"
         )
-    try:
-        yield from _profile(model)
-    finally:
-        _ACTIVE.release()
-
-
-def _profile(model: ScalableGNN | HeteroModel | None) -> Iterator[Profile]:
-    """Measure while no other profile is active."""
-    found, meter = Profile(), _Meter(None if model is None else model._engine)
-    profiler: Any
-    if torch.cuda.is_available():
-        profiler = profile_devices(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
-    else:  # The other one imports PyTorch's compiler, for over a second.
-        profiler = profile_cpu(use_kineto=False)
-    # Else PyTorch 2.13 writes lines to standard error.
-    level = {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}
-    with contextlib.ExitStack() as patches:
-        patches.enter_context(mock.patch.dict(os.environ, level))
+    with contextlib.ExitStack() as stack:
+        stack.callback(_ACTIVE.release)
+        found, meter = Profile(), _Meter(None if model is None else model._engine)
+        # Else PyTorch 2.13 writes lines to standard error.
+        level = {"KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99")}
+        stack.enter_context(mock.patch.dict(os.environ, level))
         for owner, name, measured in (
             (Relabeler, "__call__", _make_range("batches", Relabeler.__call__)),
             (History, "push", meter.measure_push(History.push)),
             (TransferEngine, "wait", meter.measure_wait(TransferEngine.wait)),
             (TransferEngine, "wait_lane", meter.measure_wait(TransferEngine.wait_lane)),
         ):
-            patches.enter_context(mock.patch.object(owner, name, measured))
+            stack.enter_context(mock.patch.object(owner, name, measured))
         if native.C is not None:
             ranges = _ProfiledExtension(native.C, meter)
-            patches.enter_context(mock.patch.object(native.extension, "C", ranges))
+            stack.enter_context(mock.patch.object(native.extension, "C", ranges))
+        profiler: Any
+        if torch.cuda.is_available():
+            profiler = profile_devices(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+        else:  # The other one imports PyTorch's compiler, for over a second.
+            profiler = profile_cpu(use_kineto=False)
         try:
             with profiler as found._profiler:
                 start = time.perf_counter()

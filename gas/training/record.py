@@ -272,17 +272,9 @@ def find_nonfinite_loss(losses: Sequence[tuple[int, Tensor]]) -> tuple[int, floa
 
 
 def check_not_diverged(model: ScalableGNN, loss: float, y: Tensor, epoch: int) -> None:
-    """Raise an error if the training has diverged.
+    """Raise an error if a weight isn't finite after an epoch, or its mean loss isn't usable.
 
-    Args:
-        model: The model.
-        loss: The mean loss of the last epoch.
-        y: The targets that were trained on.
-        epoch: The number of that epoch, from 1.
-
-    Raises:
-        FloatingPointError: If a weight isn't finite, or the loss is NaN or too large: above 1e6
-            for classes, or 1e6 times the targets' mean square for real numbers.
+    ``y`` are the targets that were trained on.
     """
     name = find_nonfinite_tensor(dict(model.named_parameters()))
     if name is not None:
@@ -301,7 +293,7 @@ def find_nonfinite_tensor(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def is_usable(loss: float, y: Tensor) -> bool:
-    """Return whether a mean loss is at most the largest usable one; NaN isn't."""
+    """Return whether a mean loss is at most 1e6, for real numbers times their mean square."""
     known = y[known_target_mask(y)].double()
     has_scale = known.numel() > 0 and metric_of(y) == "r2"
     scale = float(known.square().mean()) if has_scale else 1.0

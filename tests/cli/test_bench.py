@@ -50,15 +50,14 @@ def test_all_contenders_are_measured(tmp_path, capsys):
 def test_batches_are_the_same_but_for_edges_between_them():
     made = make(num_parts=8, batch_size=2)
     assert "\n" not in str(made)  # What was chosen is shown once there are parts.
-    makers = made._makers()
+    made._partition_graph(made.chosen)
     assert str(made).splitlines()[1:] == str(made.partition).splitlines()
     assert "; 8 parts, 2 per mini-batch, histories of " in str(made)
-    loaders = [makers[name].args[0:2] for name in (HISTORIES, DROPPED)]
-    assert loaders[0] == loaders[1]
-    _, batches = loaders[0]
-    assert sorted(itertools.chain.from_iterable(batches)) == list(range(8))
+    assert sorted(itertools.chain.from_iterable(made._batches)) == list(range(8))
     with contextlib.ExitStack() as models:
-        kept, dropped = (makers[name](models).epoch.args[1] for name in (HISTORIES, DROPPED))
+        kept, dropped = (
+            made._make_contender(name, models).epoch.args[1] for name in (HISTORIES, DROPPED)
+        )
         for one, other in zip(kept, dropped, strict=True):
             assert torch.equal(one.n_id[: one.batch_size], other.n_id)
             assert other.data.adj_t.shape == (one.batch_size, one.batch_size)
@@ -126,10 +125,10 @@ def test_a_full_batch_that_exceeds_memory_is_not_measured(monkeypatch):
 
 
 def test_one_that_fails_leaves_the_others(monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("can't allocate memory: 8 bytes\nstack")
 
-    monkeypatch.setattr(Bench, "_make_full_batch", fail)
+    monkeypatch.setattr(bench, "FullBatch", fail)
     found = make(num_parts=8, batch_size=2).measure(1)
     assert found[FULL].reason == "can't allocate memory: 8 bytes"
     assert found[FULL].steps == 0

@@ -1,6 +1,5 @@
 """``gas train --hetero``: from tables with types to scores, and folders of runs."""
 
-import inspect
 import json
 import signal
 
@@ -11,7 +10,7 @@ from conftest import ROOT, run_forked
 from prediction_tables import compare, read_parquet
 
 import gas
-from gas.cli import Experiment, Settings, hetero, main
+from gas.cli import Settings, main
 from gas.cli.checks import UsageError
 from gas.cli.hetero import HeteroExperiment, HeteroSAGE
 from gas.cli.options import parse_args
@@ -88,8 +87,14 @@ def test_options_without_an_effect_are_refused(more):
 
 
 @pytest.mark.parametrize(
-    "line", ["augment: drop_edge", "autocast: true", "memory: 1GB", "max_steps: 3"]
-)
+    "line",
+    [
+        "augment: drop_edge", "autocast: true", "memory: 1GB", "max_steps: 3", "refresh: none",
+        "inductive: true", "full_batch: true", "prefetch: true", "eval: full", "pack: 1MB",
+        "layout: csr", "scale_loss: true", "edge_dropout: 0.5", "warm_up: 3",
+        "reg_weight_decay: 0.1", "norm: batch",
+    ],
+)  # fmt: skip
 def test_options_of_files_without_an_effect_are_refused(tmp_path, line):
     (tmp_path / "c.yaml").write_text(f"hetero: true\ncorrect_drift: false\n{line}\n")
     option = line.split(":")[0].replace("_", "-")
@@ -97,18 +102,36 @@ def test_options_of_files_without_an_effect_are_refused(tmp_path, line):
         parse_args(["--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")])
 
 
+@pytest.mark.parametrize(
+    ("entry", "shown"), [("batch_norm: true", "--norm"), ("hidden_heads: 4", "hidden_heads")]
+)
+def test_arguments_of_the_model_without_an_effect_are_refused(tmp_path, entry, shown):
+    (tmp_path / "c.yaml").write_text(f"hetero: true\narchitecture:\n  {entry}\n")
+    with pytest.raises(UsageError, match=f"argument {shown} does nothing with --hetero"):
+        parse_args(["--config", str(tmp_path / "c.yaml"), "--out", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize(
+    "more", [["--dropout", "2"], ["--num-layers", "0"], ["--hidden-channels", "0"]]
+)
+def test_shapes_are_checked_before_the_graph_is_opened(more):
+    name = more[0].strip("-").replace("-", "_")
+    with pytest.raises(ValueError, match=f"'{name}' is .*, expected"):
+        parse_args(["--hetero", *more])
+
+
 @pytest.mark.requires("matplotlib")
 def test_an_interruption_keeps_the_epochs_that_ended(tmp_path, run_script, monkeypatch):
     """The signal comes in the fourth epoch."""
-    train, calls = hetero._train_epoch, []
+    train, calls = HeteroExperiment._train_epoch, []
 
-    def interrupted(*args):
+    def interrupted(*args, **options):
         calls.append(args)
         if len(calls) == 4:
             signal.raise_signal(signal.SIGINT)
-        return train(*args)
+        return train(*args, **options)
 
-    monkeypatch.setattr(hetero, "_train_epoch", interrupted)
+    monkeypatch.setattr(HeteroExperiment, "_train_epoch", interrupted)
     monkeypatch.setattr(progress, "EVERY", 0.001)
     write_tables(tmp_path / "g")
     options = ["--hetero", "--undirected", "--dataset", "g", "--epochs", 9, "--out", "out"]
@@ -159,55 +182,6 @@ def test_labels_of_some_nodes_and_several_splits_and_runs(tmp_path, run_script):
 
 
 # Experiments in Python --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("refresh", "none"), ("memory", "2GB"), ("inductive", True), ("full_batch", True),
-        ("prefetch", True), ("evaluation", "full"), ("pack", "1MB"), ("layout", "csr"),
-        ("training", {"scale_loss": True}), ("dtyp", "int8"),
-    ],
-)  # fmt: skip
-def test_options_without_an_effect_are_refused_in_python(tmp_path, name, value):
-    data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
-    with pytest.raises(ValueError, match=f"'{name}' is .*, which has no effect on heterogeneous"):
-        HeteroExperiment(data, Settings.default("sage"), log=False, **{name: value})
-    assert "parts" not in data["shop"]
-
-
-def test_options_with_their_default_values_are_accepted(tmp_path):
-    data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
-    defaults = {
-        name: each.default
-        for name, each in inspect.signature(Experiment).parameters.items()
-        if each.default is not each.empty and name not in ("settings", "seed", "log")
-    }
-    HeteroExperiment(data, Settings.default("sage"), log=False, **defaults)
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"inductive": True}, {"edge_dropout": 0.5}, {"max_steps": 1}, {"batch_norm": True},
-        {"warm_up": 3}, {"reg_weight_decay": 0.1},
-    ],
-)  # fmt: skip
-def test_settings_without_an_effect_are_refused(tmp_path, setting):
-    data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
-    settings = Settings.default("sage").replace(**setting)
-    with pytest.raises(ValueError, match=f"'{next(iter(setting))}' is .*, which has no effect on"):
-        HeteroExperiment(data, settings, log=False)
-
-
-@pytest.mark.parametrize(
-    "shape", [{"dropout": 2}, {"num_layers": 0}, {"num_layers": 2.5}, {"hidden_channels": 0}]
-)
-def test_shapes_are_checked_before_the_graph_is_partitioned(tmp_path, shape):
-    data = gas.open_graph(write_tables(tmp_path / "g"), hetero=True, log=False)
-    with pytest.raises(ValueError, match=f"'{next(iter(shape))}' is .*, expected"):
-        HeteroExperiment(data, Settings.default("sage").replace(**shape), log=False)
-    assert "parts" not in data["shop"]
 
 
 def test_gradients_are_clipped(tmp_path):
@@ -267,8 +241,6 @@ def test_a_type_without_masks_or_with_unknown_classes(tmp_path):
     del shops.val_mask
     with pytest.raises(ValueError, match=r"hetero_data\['shop'\]\" has no 'val_mask', by which"):
         HeteroExperiment(data, settings, log=False)
-    with pytest.raises(ValueError, match="'hetero_data' is a Data, expected a HeteroData"):
-        HeteroExperiment(gas.get_data("data", "planted:60")[0], settings)
 
 
 # Folders of runs ----------------------------------------------------------------------------------

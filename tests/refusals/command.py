@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow
 import torch
 from pyarrow import parquet
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import HeteroData
 
 import gas
 from gas.cli import Settings, main
@@ -145,7 +145,7 @@ def other_types(t, **types):
     run(t, "predict", "runs", "--graph", "tables")
 
 
-def typed(change=lambda shops: None, **options):
+def typed(change):
     """Make an experiment on a heterogeneous graph, whose shops are changed."""
     data, rows = HeteroData(), torch.arange(8)
     data["shop"].x, data["shop"].y = rows[:, None].float(), rows % 2
@@ -153,7 +153,7 @@ def typed(change=lambda shops: None, **options):
     for number, name in enumerate(("train_mask", "val_mask", "test_mask")):
         data["shop"][name] = rows % 3 == number
     change(data["shop"])
-    HeteroExperiment(data, Settings.default("sage"), log=False, **options)
+    HeteroExperiment(data, Settings.default("sage"), log=False)
 
 
 def other_parts(t):
@@ -185,10 +185,6 @@ CASES = {
         t, "train", "--augment", "drop_edge", "--drop", 1
     ),
     "gas train --memory-budget, below 0": lambda t: run(t, "train", "--memory-budget", -5),
-    "HeteroExperiment, memory": lambda t: typed(memory="2GB"),
-    "HeteroExperiment, a graph of one type": lambda t: HeteroExperiment(
-        Data(), Settings.default("sage")
-    ),
     "HeteroExperiment, a type without masks": lambda t: typed(lambda shops: shops.pop("val_mask")),
     "HeteroExperiment, an unknown class": lambda t: typed(lambda shops: shops.y.fill_(-1)),
     "gas import, edges of one direction": lambda t: one_way(t),

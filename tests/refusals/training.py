@@ -12,7 +12,8 @@ from torch_geometric.nn import GCN, GCNConv, HeteroConv, SAGEConv
 import gas
 from gas import models
 from gas.augment import DropEdge
-from gas.cli import Experiment, Settings, hetero, results
+from gas.cli import Experiment, Settings, results
+from gas.cli.hetero import HeteroExperiment
 from gas.cli.options import lock_output
 from gas.cli.parser import Options
 from gas.cli.report import open_events
@@ -170,7 +171,7 @@ def nothing_fits(t):
 
 
 def full_disk(t):
-    t.patch.setattr("gas.cli.results.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
+    t.patch.setattr("gas.native.memory.shutil.disk_usage", lambda _: SimpleNamespace(free=10))
     results.check_disk_space(t.path, experiment())
 
 
@@ -294,7 +295,9 @@ class NotFinite(torch.nn.Module):
 def loss_of_types():
     mask, y = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.long)
     batch = {"a": SimpleNamespace(train_mask=mask, y=y, batch_size=2)}
-    hetero._train_epoch(NotFinite(), [batch], None, "a", gas.training.Progress(epoch=3))
+    experiment = SimpleNamespace(node_type="a", settings=Settings())
+    progress = gas.training.Progress(epoch=3)
+    HeteroExperiment._train_epoch(experiment, NotFinite(), [batch], None, 0, progress=progress)
 
 
 CASES = {
