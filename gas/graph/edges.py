@@ -91,6 +91,18 @@ def _check_ends(edges: Edges, name: str) -> Edges:
     return edges
 
 
+def check_pairs(pairs: Any, num_sources: int, num_targets: int, name: str) -> Tensor:
+    """Return pairs of nodes, of shape ``[2, K]``, int64; refuse other values."""
+    is_tensor = isinstance(pairs, Tensor)
+    are_ids = is_tensor and pairs.dtype in (torch.int64, torch.int32)
+    if not are_ids or pairs.dim() != 2 or pairs.size(0) != 2:
+        what = f"{pairs.dtype} of shape {list(pairs.shape)}" if is_tensor else type(pairs).__name__
+        raise ValueError(f"'{name}' is {what}, expected ids of nodes of shape [2, K]")
+    check_ids(pairs[0], num_sources, name)
+    check_ids(pairs[1], num_targets, name)
+    return pairs.long()
+
+
 def check_ids(ids: Tensor, num_nodes: int, name: str, cure: str | None = None) -> None:
     """Refuse ids of nodes outside ``[0, num_nodes)``.
 

@@ -19,7 +19,7 @@ from torch_geometric.utils import cumsum
 
 from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, is_node_list
 from gas.graph.balance import balance_parts
-from gas.graph.edges import Edges, check_ids
+from gas.graph.edges import Edges, check_pairs
 from gas.graph.features import check_finite, select_rows, with_csr_features
 from gas.graph.partition import PartitionOptions, find_parts
 from gas.graph.permute import renumber_ids
@@ -96,8 +96,10 @@ def types_of(data: HeteroData) -> Types:
                 "heterogeneous graphs are read: set it, torch.empty(2, 0, dtype=torch.long) for no "
                 "edges, in place of 'adj_t'"
             )
-        for ids, name in zip(edge_index, (src, dst), strict=True):
-            check_ids(ids, sizes[name], f"edge_index of {edge_type_name(kind)}")
+        for key in ("edge_index", "edge_label_index"):
+            if key in data[kind]:
+                name = f"{key} of {edge_type_name(kind)}"
+                check_pairs(data[kind][key], sizes[src], sizes[dst], name)
         _check_edge_rows(kind, data[kind], edge_index.size(1))
         counts.append(edge_index.size(1))
     nodes, edges = tuple(sizes), tuple(data.edge_types)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph.attributes import find_mark
-from gas.graph.edges import check_ids, expand_ranges, read_graph, to_csr, with_edge_index
+from gas.graph.edges import check_pairs, expand_ranges, read_graph, to_csr, with_edge_index
 from gas.native import coo_to_csr
 
 PAIRS = "edge_label_index"  # PyG's names of pairs and their labels.
@@ -34,13 +34,10 @@ def read_pairs(data: Data, num_nodes: int) -> Tensor:
             "edges, torch_geometric.transforms.RandomLinkSplit(disjoint_train_ratio=0.3), or set "
             "data.edge_label_index, before gas.cluster, which renumbers them"
         )
-    is_tensor = isinstance(pairs, Tensor)
-    are_ids = is_tensor and pairs.dtype in (torch.int64, torch.int32)
-    if not are_ids or pairs.dim() != 2 or pairs.size(0) != 2 or pairs.size(1) == 0:
-        what = f"{pairs.dtype} of shape {list(pairs.shape)}" if is_tensor else type(pairs).__name__
-        raise ValueError(f"'{PAIRS}' is {what}, expected ids of nodes of shape [2, K], K > 0")
-    check_ids(pairs, num_nodes, PAIRS)
-    return pairs.long()
+    pairs = check_pairs(pairs, num_nodes, num_nodes, PAIRS)
+    if not pairs.numel():
+        raise ValueError(f"'{PAIRS}' has no pairs of nodes, expected at least one to learn from")
+    return pairs
 
 
 def remove_links(data: Data, edge_label_index: Tensor | None = None) -> Data:

@@ -21,7 +21,7 @@ from gas.graph.attributes import (
     is_row_per_edge,
     is_row_per_node,
 )
-from gas.graph.edges import Edges, read_graph, to_csr
+from gas.graph.edges import Edges, check_pairs, read_graph, to_csr
 from gas.graph.features import select_rows, with_csr_features
 from gas.graph.folder.opening import check_is_graph
 from gas.graph.layout import LAYOUTS, find_layout, layout_of
@@ -80,6 +80,8 @@ def permute_edges(data: Data, edges: Edges, perm: Tensor, log: bool, in_place: b
         missing = int((new_id < 0).nonzero()[0])
         raise ValueError(f"'perm' lacks the node {missing}, expected every node exactly once")
 
+    if "edge_label_index" in data:
+        check_pairs(data.edge_label_index, num_nodes, num_nodes, "edge_label_index")
     writable = _writable(data, perm) if in_place else frozenset[str]()
     out = copy.copy(data)
     for key in (PARTS, SHARDS, BATCH_SIZE) if PARTS in out else (SHARDS,):

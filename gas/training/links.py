@@ -101,7 +101,7 @@ def rank_links(
     first, group = src.unique(return_inverse=True)
     order = group.argsort(stable=True)
     bounds = torch.searchsorted(group[order], torch.arange(first.numel() + 1)).tolist()
-    size = max(1, BLOCK_BYTES // (4 * num_nodes))
+    size = max(1, BLOCK_BYTES // (4 * max(1, num_nodes)))
     with torch.no_grad():
         for begin in range(0, first.numel(), size):
             nodes = first[begin : begin + size]

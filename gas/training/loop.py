@@ -103,8 +103,9 @@ def train_epoch(
     ranks = getattr(model, "ranks", None)
     check_options(grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss)
     check_trainable(model, optimizer)
+    mask = _train_mask(loader, split)
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
-    mask, device = _train_mask(loader, split), model.train().device  # It may refuse the graph.
+    device = model.train().device  # Nothing is refused from here on.
     objective = Objective(
         model, device, split, mask, full_batch, refresh_unlabelled, edge_dropout, autocast,
         loss_fn, view_loss or getattr(unwrap_loader(loader), "view_loss", None), bank, sampler,

@@ -328,6 +328,20 @@ def test_parameters_that_no_layer_takes_may_be_attributes():
     torch.testing.assert_close(flat(model.predict(cut(data))), flat(expected))
 
 
+def test_pairs_of_nodes_are_checked_and_renumbered():
+    data, kind = bibliography(), ("author", "writes", "paper")
+    data[kind].edge_label_index = pairs = torch.tensor([[32, 0], [0, 59]])
+    graph = cut(data)
+    ends = graph[kind].edge_label_index
+    assert torch.equal(graph["author"].perm[ends[0]], pairs[0])
+    assert torch.equal(graph["paper"].perm[ends[1]], pairs[1])
+    assert "edge_label_index" not in batch_of(graph)[kind]
+    for wrong in (torch.tensor([[-1], [1]]), torch.tensor([[33], [1]]), torch.rand(2, 3)):
+        data[kind].edge_label_index = wrong
+        with pytest.raises(ValueError, match=r"'edge_label_index of \('author', 'writes', 'paper'"):
+            cut(data)
+
+
 def test_a_graph_without_a_relation_is_refused():
     data = bibliography()
     model = gas.to_scalable(Two(data), data)

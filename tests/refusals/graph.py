@@ -240,6 +240,12 @@ CASES = {
     "shard_of, another shard": lambda t: shard_of(shard_of(sharded(), 0), 1),
     "shard_of, bounds of other parts": lambda t: shard_of(with_bounds([0, 1, 4]), 0),
     "shard_of, bounds that end early": lambda t: shard_of(with_bounds([0, 2]), 0),
+    "cluster, pairs of nodes with negative ids": lambda t: gas.cluster(
+        ring(edge_label_index=torch.tensor([[0], [-1]])), 2, log=False
+    ),
+    "cluster, pairs of nodes that are real numbers": lambda t: gas.cluster(
+        ring(edge_label_index=torch.rand(2, 3)), 2, log=False
+    ),
     "shard_of, pairs of nodes": lambda t: shard_of(sharded(edge_label_index=RING), 0),
     "to_original_order, a shard": lambda t: to_original_order(
         shard_of(sharded(), 0), torch.ones(4, 2)

@@ -27,6 +27,7 @@ def of_other_pairs(t):
 CASES = {
     "LinkLoader, no pairs": lambda t: links(ring()),
     "LinkLoader, pairs of three": lambda t: links(ring(edge_label_index=torch.ones(3, 2).long())),
+    "LinkLoader, an empty list of pairs": lambda t: links(ring(edge_label_index=PAIR[:, :0])),
     "LinkLoader, a node that isn't there": lambda t: links(ring(edge_label_index=PAIR + 2)),
     "LinkLoader, pairs that are a list": lambda t: links(ring(edge_label_index=[0, 1])),
     "LinkLoader, edges of the graph": lambda t: links(ring(edge_label_index=ring().edge_index)),

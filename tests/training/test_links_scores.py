@@ -65,6 +65,10 @@ def test_memory_does_not_grow_with_the_square_of_nodes(monkeypatch):
     assert max(sizes) == 10 * 500
 
 
+def test_an_empty_graph_has_no_ranks():
+    assert rank_links(torch.empty(0, 4), torch.empty(2, 0, dtype=torch.long)).numel() == 0
+
+
 def test_means_over_ranks():
     ranks = torch.tensor([1.0, 2.0, 4.0, 10.5])
     assert compute_mrr(ranks) == pytest.approx((1 + 1 / 2 + 1 / 4 + 1 / 10.5) / 4)

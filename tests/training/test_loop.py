@@ -245,6 +245,15 @@ def test_scaled_losses_weigh_every_label_alike():
         train_epoch(model, list(loader), NoStep(model.parameters()), scale_loss=True)
 
 
+@pytest.mark.parametrize("scale_loss", [True, False])
+def test_a_graph_without_a_mask_is_refused(scale_loss):
+    data, ptr, model = make()
+    del data.train_mask
+    loader = gas.SubgraphLoader(data, ptr, log=False)
+    with pytest.raises(ValueError, match="the graph has no 'train_mask', which says what to"):
+        train_epoch(model, loader, NoStep(model.parameters()), scale_loss=scale_loss)
+
+
 def test_the_regulariser_of_a_model_is_added():
     data, ptr, _ = make()
     model = gas.models.GIN(60, 5, 8, 3, 2, noise=0.5)
