@@ -300,7 +300,22 @@ class Plain(Weighted):
         return super().forward(x, edge_index, edge_weight)
 
 
-@pytest.mark.parametrize("net", [Weighted, Plain])
+class Typed(nn.Module):
+    """The same for ``to_hetero``, which keeps the parameter."""
+
+    def __init__(self, data):
+        super().__init__()
+        self.conv = GraphConv((-1, -1), 4)
+
+    def forward(self, x, edge_index, edge_weight=None):
+        return self.conv(x, edge_index, edge_weight)
+
+
+def typed(data):
+    return to_hetero(Typed(data), data.metadata())
+
+
+@pytest.mark.parametrize("net", [Weighted, Plain, typed])
 def test_weights_that_the_graph_of_the_conversion_lacked_are_refused(net):
     data = bibliography()
     model = gas.to_scalable(net(data), data).eval()

@@ -42,7 +42,7 @@ from gas.scalable.hetero.layers import (
     Visitor,
     mean_rows,
 )
-from gas.scalable.hetero.plan import Plan, find_lacked
+from gas.scalable.hetero.plan import Plan
 
 IDS = "n_id", "offset", "count"
 
@@ -60,7 +60,6 @@ class PlannedModel(HistoryModel):
     See :class:`gas.scalable.hetero.HeteroModel`.
     """
 
-    _lacked: Sequence[str] = ()  # Attributes that are refused; older pickles have none.
     norms_of_halo: frozenset[str] = frozenset()
     """Names of the batch norms that get rows of the halo, such as those of encoders."""
 
@@ -81,7 +80,6 @@ class PlannedModel(HistoryModel):
         self.net = net
         self.training = net.training
         self.plan, self.num_nodes, self.is_narrow = plan, num_nodes, is_narrow
-        self._lacked = find_lacked(net, plan.inputs)
         self._engine = TransferEngine(check_transfers(io))
         self._options: dict[str, Any] = {"device": device, "dtype": dtype, "store": store}
         codec, made = Codec.of(dtype), dict[int, History]()

@@ -153,7 +153,7 @@ class HeteroModel(PlannedModel):
 
     def _check_lacked(self, data: HeteroData) -> None:
         """Refuse an attribute that the module takes, and that the converted graph lacked."""
-        for name in self._lacked:
+        for name in self.plan.lacked:
             if any(name in store for store in data.stores):
                 raise ValueError(
                     f"the graph has {name!r}, which the module takes, but it was converted with a "

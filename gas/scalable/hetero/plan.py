@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Mapping
@@ -10,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
 from torch.nn import Module
+from torch.utils._pytree import tree_leaves
 from torch_geometric.data import HeteroData
 
-from gas.graph import PERM, EdgeType, to_dense
+from gas.graph import PERM, WEIGHT, EdgeType, to_dense
 from gas.nn import SumConv
 from gas.scalable.hetero.layers import FusedCall, LayerCall, Visitor, visit_layers
 
@@ -48,6 +49,7 @@ class Plan:
     * ``shared_relations``: the relations for which several calls of layers sum the same rows in the
       same way, by the numbers of these calls.
     * ``means``: the history whose mean a call of a layer reads, by the call's number and node type.
+    * ``lacked``: attributes that the module takes, and that its graph lacked.
     """
 
     inputs: Mapping[str, str]
@@ -58,6 +60,7 @@ class Plan:
     output: str | None
     shared_relations: Mapping[int, tuple[EdgeType, ...]]
     means: Mapping[tuple[int, str], int]
+    lacked: tuple[str, ...] = ()
 
     @property
     def num_levels(self) -> int:
@@ -97,14 +100,6 @@ def match_inputs(net: Module, data: HeteroData) -> dict[str, str]:
             "for the edges by type"
         )
     return found
-
-
-def find_lacked(net: Module, inputs: Mapping[str, str]) -> list[str]:
-    """Return the attributes that ``forward`` takes and that the graph of the conversion lacked."""
-    if isinstance(net, GraphModule):  # Of to_hetero, which keeps parameters that no layer takes.
-        return []
-    names = inspect.signature(net.forward).parameters.keys() - inputs.keys()
-    return sorted({name.removesuffix(DICT) for name in names} - {*OF_BATCHES})
 
 
 def collect_inputs(data: HeteroData, inputs: Mapping[str, str]) -> dict[str, Any]:
@@ -274,9 +269,33 @@ def make_plan(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple
     kind = _output_type(net, out, sizes)
     kinds = {name: frozenset(v) for name, v in arguments.items() if isinstance(v, dict)}
     plan = Plan(
-        inputs, kinds, places, finder.reads, layers, kind, finder.shared_relations, finder.means
-    )
+        inputs, kinds, places, finder.reads, layers, kind, finder.shared_relations, finder.means,
+        _find_lacked(net, data, inputs, out),
+    )  # fmt: skip
     return plan, out, finder.rows
+
+
+def _find_lacked(
+    net: Module, data: HeteroData, inputs: Mapping[str, str], out: Any
+) -> tuple[str, ...]:
+    """Return the attributes that ``forward`` takes and that the graph of the conversion lacked.
+
+    Modules of ``to_hetero`` have parameters that no layer takes. Weights that don't change their
+    output ``out`` are left out.
+    """
+    names = inspect.signature(net.forward).parameters.keys() - inputs.keys()
+    lacked = {name.removesuffix(DICT): name for name in sorted(names)}
+    weight = lacked.get(WEIGHT)
+    if weight is not None:
+        weighted = copy.copy(data)
+        for store in weighted.edge_stores:
+            store[WEIGHT] = torch.rand(store.edge_index.size(1), dtype=torch.double)
+        with contextlib.suppress(Exception), torch.no_grad():  # The module may raise any.
+            found = net(**collect_inputs(weighted, {**inputs, weight: WEIGHT}))
+            pairs = zip(tree_leaves(out), tree_leaves(found), strict=True)
+            if all(a is b is None or torch.allclose(a, b) for a, b in pairs):
+                del lacked[WEIGHT]
+    return tuple(sorted(lacked.keys() - {*OF_BATCHES}))
 
 
 def _output_type(net: Module, out: Any, sizes: Mapping[str, int]) -> str | None:
