@@ -100,7 +100,8 @@ class BatchModel(HistoryModel):
             offset: First global row of each part in the batch.
             count: Number of nodes of each part in the batch.
             loader: Batches that cover every node once, to compute layer by layer.
-            fill: Write the histories from a full batch. (default: ``False``)
+            fill: Write the histories from a full batch; of the graph of :func:`gas.cluster`, if
+                mini-batches are to read them. (default: ``False``)
             push: Write the rows of a mini-batch to the histories. ``False`` leaves them unchanged,
                 for explanations, perturbed inputs or several passes with dropout; the halo's rows
                 are read as they are, however old. (default: ``True``)
