@@ -89,7 +89,8 @@ def metis(
             is installed, else METIS; ``"random"``, with a warning, if both need more memory than
             is free.
             (default: ``"metis"``)
-        seed: Seed of the partitioner. (default: ``0``)
+        seed: Seed of the partitioner. METIS may make the same partition of a small graph for all
+            seeds. (default: ``0``)
         cache: Whether to cache results, or the folder to cache them in. (default: ``True``, in
             ``$GAS_CACHE_DIR`` or ``~/.cache/gas``)
         balance: A class of each node, of shape ``[N]``, whole numbers or booleans, such as

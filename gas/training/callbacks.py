@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from gas.training.record import Progress, Run
+from gas.training.record import Progress, Run, is_true
 
 
 class Callback:
@@ -148,7 +148,7 @@ class CallbackList(Callback):
                 self._scheduler.step(run.val_acc[-1])
         elif self._scheduler is not None:
             self._scheduler.step()
-        return any(end is True for end in ends)
+        return any(map(is_true, ends))
 
     def on_fit_end(self, run: Run) -> None:
         """Call all that were started, also if one of them fails."""

@@ -23,6 +23,7 @@ from gas.training.record import (
     Run,
     check_not_diverged,
     find_nonfinite_tensor,
+    is_true,
     is_usable,
     layer_ages,
     warn_if_unstable,
@@ -104,7 +105,7 @@ def run_epochs(
                 if keep and out is not None and run.best_epoch == number - 1:
                     run.best = BestEpoch.copy_from(model, number - 1, out)
             has_warned = has_warned or warn_if_unstable(run)
-            if on_epoch is not None and on_epoch(run) is True:
+            if on_epoch is not None and is_true(on_epoch(run)):
                 break
         if len(run):
             check_not_diverged(model, run.loss[-1], y[masks["train"]], len(run))

@@ -14,6 +14,7 @@ from torch_geometric.data import Data, HeteroData
 
 from gas.graph import open_if_path, to_original_order
 from gas.loader import SubgraphLoader
+from gas.native import check_integer
 from gas.scalable import PrefetchLoader, graph_of
 from gas.training.metrics import (
     Metric,
@@ -68,6 +69,7 @@ def evaluate(
         ValueError: If the graph isn't clustered, or has no labels or no masks.
     """
     check_metric_name(metric)
+    check_integer("split", split, 0)
     graph = _check(model, graph)
     is_known = isinstance(graph, Data | SubgraphLoader | PrefetchLoader)
     if is_known and not hasattr(graph, "hetero_data"):

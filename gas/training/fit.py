@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph import PERM, open_if_path, to_original_order
+from gas.graph import PERM, known_target_mask, open_if_path, to_original_order
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import check_flags, check_integer, check_names, report_progress
 from gas.scalable import ScalableGNN, graph_of, is_tracked, refresh_and_predict
@@ -20,7 +20,14 @@ from gas.training.callbacks import Callback, CallbackList, check_metrics
 from gas.training.epochs import run_epochs
 from gas.training.full_batch import FullBatch, make_full_batch
 from gas.training.loop import check_options, check_trainable, refuse_types, train_epoch
-from gas.training.metrics import Metric, check_known_targets, check_metric_name, split_mask
+from gas.training.metrics import (
+    Metric,
+    check_known_targets,
+    check_metric_name,
+    check_usual_loss,
+    loss_of,
+    split_mask,
+)
 from gas.training.optimizer_hooks import (
     AveragedWeights,
     check_hooks,
@@ -119,9 +126,12 @@ def fit(
         model, optimizer, epochs, evaluate_every, warm_up, patience, metric, loss, grad_norm,
         keep_best, options,
     )  # fmt: skip
+    check_integer("split", split, 0)
     check_metrics({} if metrics is None else metrics)
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
     loader, table = _open(graph, batch_size, split, keep_best)
+    if options.get("loss_fn", loss_of) is loss_of:
+        check_usual_loss(table.y)
     full, inference = make_full_batch(model, loader), make_inference_loader(loader)
     is_whole = loader.ptr.numel() == 2  # Then it is trained as a full batch.
     batches = full if is_whole and full is not None else loader
@@ -222,7 +232,7 @@ def _check(
     known = {"refresh_unlabelled", *(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)}
     check_names(options, known - {"progress"}, "gas.fit, nor one that it passes to gas.train_epoch")
     options = options if loss is None else {**options, "loss_fn": loss}
-    names = ("micro_batches", "max_steps", "autocast", "loss_fn")
+    names = ("micro_batches", "max_steps", "autocast", "loss_fn", "edge_dropout")
     check_options(grad_norm, **{name: options[name] for name in names if name in options})
     check_trainable(model, optimizer)
     if keep_best:
@@ -288,5 +298,12 @@ def _labels_in_original_order(graph: Data, split: int, keep_best: bool) -> Data:
             "'val_mask' has no node, by which the best epoch is chosen: set it, or pass "
             "keep_best=False"
         )
-    check_known_targets(graph.y.cpu(), split_mask(graph.train_mask, split).cpu())
+    y = graph.y.cpu()
+    check_known_targets(y, split_mask(graph.train_mask, split).cpu())
+    known = known_target_mask(y).view(y.size(0), -1).any(dim=1)
+    if keep_best and not bool((split_mask(graph.val_mask, split).cpu() & known).any()):
+        raise ValueError(
+            "'val_mask' has no node with a known target, by which the best epoch is chosen: set "
+            "others, or pass keep_best=False"
+        )
     return Data(**{name: to_original_order(graph, graph[name].cpu()) for name in names})

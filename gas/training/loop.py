@@ -24,8 +24,10 @@ from gas.loader import (
 )
 from gas.native import check_flags, check_integer, share_cores
 from gas.scalable import HeteroModel, ScalableGNN
-from gas.training.metrics import loss_of, split_mask
+from gas.training.metrics import check_usual_loss, loss_of, split_mask
 from gas.training.record import Progress, divergence_error, find_nonfinite_loss
+
+CHECKED = 10_000  # Targets that are looked at before each epoch.
 
 
 @check_flags
@@ -101,9 +103,11 @@ def train_epoch(
             ranks, at the end of the epoch, so that no step waits for it.
     """
     ranks = getattr(model, "ranks", None)
-    check_options(grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss)
+    check_options(
+        grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss, edge_dropout
+    )
     check_trainable(model, optimizer)
-    mask = _train_mask(loader, split)
+    mask = _train_mask(loader, split, loss_fn)
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
     device = model.train().device  # Nothing is refused from here on.
     objective = Objective(
@@ -194,12 +198,16 @@ def check_options(
     loss_fn: Any = loss_of,
     ranks: Any = None,
     scale_loss: bool = False,
+    edge_dropout: float = 0.0,
 ) -> None:
     """Refuse unusable options of :func:`train_epoch`, and those that ranks don't support."""
     if grad_norm is not None and not (isinstance(grad_norm, int | float) and grad_norm > 0):
         raise ValueError(
             f"'grad_norm' is {grad_norm!r}, expected a number above 0, or None, which doesn't clip"
         )
+    is_number = isinstance(edge_dropout, int | float) and not isinstance(edge_dropout, bool)
+    if not is_number or not 0 <= edge_dropout < 1:
+        raise ValueError(f"'edge_dropout' is {edge_dropout!r}, expected a probability in [0, 1)")
     check_integer("micro_batches", micro_batches, 1)
     if max_steps is not None:
         check_integer("max_steps", max_steps, 1)
@@ -278,24 +286,32 @@ def _take_step(
     micro_batches: int,
 ) -> None:
     """Take one step, with the accumulated gradients of its micro-batches."""
+    # Gradients of others aren't cleared.
+    ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = [parameter for parameter in model.parameters() if id(parameter) in ids]
     if micro_batches > 1:
-        for parameter in model.parameters():
+        for parameter in trained:
             if parameter.grad is not None:
                 parameter.grad.div_(num_labels)
     if grad_norm is not None:
-        torch.nn.utils.clip_grad_norm_(model.parameters(), grad_norm)
+        torch.nn.utils.clip_grad_norm_(trained, grad_norm)
     optimizer.step()
     optimizer.zero_grad()
 
 
-def _train_mask(loader: Iterable[SubData], split: int) -> Tensor | None:
-    """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the CPU."""
+def _train_mask(loader: Iterable[SubData], split: int, loss_fn: Any) -> Tensor | None:
+    """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the CPU.
+
+    Graphs without labels or masks are refused, and labels that the usual loss doesn't fit.
+    """
     data = getattr(unwrap_loader(loader), "data", None)
     for name in ("y", "train_mask"):
         if isinstance(data, Data) and data.get(name) is None:
             raise ValueError(
                 f"the graph has no {name!r}, which says what to learn: set data.{name}"
             )
+    if loss_fn is loss_of and isinstance(data, Data) and data.y.device.type == "cpu":
+        check_usual_loss(data.y[:CHECKED])
     mask = data.get("train_mask") if isinstance(data, Data) else None
     if not isinstance(mask, Tensor) or mask.device.type != "cpu":
         return None

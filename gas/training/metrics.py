@@ -72,11 +72,11 @@ def check_metric(metric: str | None, y: Tensor, num_outputs: int) -> None:
     if is_real(y):
         kind, fits = "real numbers", ("r2", "roc_auc")[: 1 + holds_labels(y)]
     elif y.dim() == 2 and y.size(1) > 1:
-        kind, fits = f"{num_outputs} labels per node", ("micro_f1", "accuracy", "r2")
-    elif y.dim() == 1 and num_outputs != 2:
+        kind, fits = f"{num_outputs} labels per node", ("micro_f1", "r2")
+    elif num_outputs > 2:
         kind, fits = f"{num_outputs} classes", ("accuracy", "micro_f1")
     else:
-        kind, fits = "two classes", METRICS
+        kind, fits = "two classes", METRICS[: 5 - num_outputs]  # r2 takes an output for each.
     if metric is not None and metric not in fits:
         raise ValueError(
             f"'metric' is {metric}, but the targets are {kind}: choose {' or '.join(fits)}"
@@ -92,11 +92,24 @@ def split_mask(mask: Tensor, split: int) -> Tensor:
     return mask if mask.dim() == 1 else mask[:, split % mask.size(1)]
 
 
+def check_usual_loss(y: Tensor) -> None:
+    """Refuse targets of shape ``[N, C]`` that aren't labels, which :func:`loss_of` takes them for.
+
+    Raises:
+        ValueError: Naming a loss for them.
+    """
+    if y.dim() == 2 and y.size(1) > 1 and not holds_labels(y):
+        raise ValueError(
+            f"'y' holds real numbers of shape {list(y.shape)}, and the usual loss takes columns "
+            "for labels, 0 or 1: pass a loss, such as loss=torch.nn.functional.mse_loss"
+        )
+
+
 def loss_of(out: Tensor, y: Tensor) -> Tensor:
     """Return the usual loss for targets ``y``, the mean over its rows.
 
     Cross entropy for classes of shape ``[n]``, binary cross entropy for labels of shape ``[n, C]``,
-    squared error for real numbers of shape ``[n]`` or ``[n, 1]``.
+    squared error for real numbers of shape ``[n]`` or ``[n, 1]``; see :func:`check_usual_loss`.
 
     Raises:
         ValueError: If targets have another shape than the outputs, or more classes.
@@ -143,17 +156,20 @@ def score(metric: Metric, out: Tensor, y: Tensor, mask: Tensor | None = None) ->
         mask: The nodes to count, of shape ``[N]``. (default: all)
 
     Raises:
-        ValueError: If there is no such metric.
+        ValueError: If there is no such metric, or it isn't defined for these targets.
     """
     if callable(metric):
         return _score_by_function(metric, out, y, mask)
-    if metric in ("accuracy", "micro_f1"):
-        return compute_micro_f1(out, y, mask)
-    if metric == "roc_auc":
-        return compute_roc_auc(out, y, mask)
+    check_metric_name(metric)
+    check_metric(metric, y, 1 if out.dim() == 1 else out.size(1))
     if metric == "r2":
         return compute_r2(out, y, mask)
-    raise ValueError(f"'metric' is {metric!r}, expected one of {', '.join(METRICS)}")
+    if metric == "roc_auc":
+        known = known_target_mask(y).view(-1)
+        return compute_roc_auc(out, y, known if mask is None else known & mask)
+    if y.dim() == 2 and y.size(1) == 1 and metric == "accuracy":
+        y = y.view(-1)
+    return compute_micro_f1(out, y, mask)
 
 
 def _score_by_function(
@@ -195,8 +211,9 @@ def compute_micro_f1(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> f
 
     Args:
         logits: The model's outputs, of shape ``[N, C]``.
-        y: Classes of shape ``[N]``, or ``[N, 1]`` if there are several outputs; or labels of shape
-            ``[N, C]``, each 0 or 1. Unknown targets, NaN or negative, don't count.
+        y: Classes of shape ``[N]``, or ``[N, 1]`` if there are several outputs; of two classes, a
+            single output is positive for the second. Or labels of shape ``[N, C]``, each 0 or 1.
+            Unknown targets, NaN or negative, don't count.
         mask: The nodes to count, of shape ``[N]``. (default: all)
 
     Returns:
@@ -217,7 +234,8 @@ def compute_micro_f1(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> f
         logits, y = logits[mask], y[mask]
     known = known_target_mask(y)
     if y.dim() == 1:
-        return int((logits.argmax(dim=-1) == y)[known].sum()) / max(int(known.sum()), 1)
+        best = logits.view(-1) > 0 if logits.size(1) == 1 else logits.argmax(dim=-1)
+        return int((best == y)[known].sum()) / max(int(known.sum()), 1)
     predicted, actual = (logits > 0) & known, (y > 0.5) & known
     hits = int((predicted & actual).sum())
     return 2 * hits / max(int(predicted.sum()) + int(actual.sum()), 1)

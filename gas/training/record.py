@@ -35,6 +35,12 @@ CURE = (
 )
 
 
+def is_true(value: Any) -> bool:
+    """Return whether a value is ``True``, of Python, NumPy or PyTorch, not merely something."""
+    kind = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    return value is True or (kind == "bool" and bool(value))
+
+
 class BestEpoch(NamedTuple):
     """The best epoch, from 0: the model's ``state_dict`` on the CPU, and outputs, ``[N, C]``."""
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GATConv, GCNConv, GraphSAGE, HANConv, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GraphConv, GraphSAGE, HANConv, SAGEConv
 
 import gas
 
@@ -92,10 +92,11 @@ def call(change=None, **options):
 def weights_later():
     class Weighted(Net):
         def forward(self, x_dict, edge_index_dict, edge_weight_dict=None):
-            return super().forward(x_dict, edge_index_dict)
+            weight = (edge_weight_dict or {}).get(CITES)
+            return {"p": self.first(x_dict["p"], edge_index_dict[CITES], weight)}
 
     data = cut(typed(lambda data: data[CITES].update({"edge_weight": torch.ones(8)})))
-    gas.to_scalable(Weighted(), typed())(next(iter(load(data))))
+    gas.to_scalable(Weighted(layer=GraphConv), typed())(next(iter(load(data))))
 
 
 def later(instead):

@@ -346,8 +346,11 @@ CASES = {
     "score, an unknown metric": lambda t: score("f2", torch.ones(4, 2), torch.zeros(4)),
     "score, roc_auc of other nodes": lambda t: score("roc_auc", torch.ones(3), torch.zeros(4)),
     "score, roc_auc of three classes": lambda t: score("roc_auc", torch.ones(4, 3), torch.zeros(4)),
-    "score, classes instead of outputs": lambda t: score("accuracy", torch.ones(4), torch.ones(4)),
-    "score, roc_auc of class 2": lambda t: score("roc_auc", torch.ones(4), torch.full((4,), 2.0)),
+    "score, classes instead of outputs": lambda t: score(
+        "accuracy", torch.ones(4), torch.ones(4).long()
+    ),
+    "score, accuracy of real numbers": lambda t: score("accuracy", torch.ones(4), torch.rand(4)),
+    "score, roc_auc of class 2": lambda t: score("roc_auc", torch.ones(4), torch.full((4,), 2)),
     "train_epoch, no labels": lambda t: train(load(ring(y=None))),
     "loss_of, classes and one output a node": lambda t: loss_of(torch.ones(4), ring().y),
     "loss_of, classes as real numbers": lambda t: loss_of(torch.ones(4, 3), torch.ones(4)),
@@ -369,6 +372,14 @@ CASES = {
     "fit, autocast to a name": lambda t: fit(autocast="bfloat16"),
     "fit, a loss by name": lambda t: fit(loss="cross_entropy"),
     "fit, no training nodes": lambda t: fit(cut(train_mask=torch.zeros(4, dtype=torch.bool))),
+    "fit, unknown targets of all validation nodes": lambda t: fit(
+        cut(
+            y=torch.tensor([0, 1, 0, -1]),
+            train_mask=torch.arange(4) < 3,
+            val_mask=torch.arange(4) == 3,
+        )
+    ),
+    "fit, real targets of two columns": lambda t: fit(cut(y=torch.full((4, 2), 0.5))),
     "fit, a class that has no output": lambda t: fit(cut(y=torch.tensor([0, 1, 2, 1]))),
     "evaluate, a module of PyTorch": lambda t: gas.evaluate(torch.nn.Linear(2, 2), cut()),
     "fit, a callback that isn't in a list": lambda t: fit(callbacks=print),

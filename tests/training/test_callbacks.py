@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 import gas
 from gas.training import Callback, MetricLogger, Run
+from gas.training.record import is_true
 
 
 @pytest.fixture
@@ -250,3 +252,9 @@ def test_a_run_is_printed_in_a_line():
     run.val_acc[:], run.test_acc[:], run.seconds[:] = [0.5, 0.75], [0.4, 0.7], [1.0, 2.0]
     line = "Run of 2 epochs of 1.50 s: best validation accuracy 0.7500 in epoch 2 (test 0.7000)"
     assert str(run) == line
+
+
+@pytest.mark.parametrize("end", [True, np.True_, torch.tensor(True)])
+def test_every_kind_of_true_ends_training(end):
+    assert is_true(end)
+    assert not any(map(is_true, (None, 1, 0.5, "yes", np.float64(1), torch.ones(()), np.False_)))

@@ -293,3 +293,68 @@ def test_a_graph_that_cannot_be_trained_on_stays_as_it_is():
     with pytest.raises(ValueError, match="'graph' has no 'test_mask'"):
         gas.fit(model, graph, adam(model), 1, batch_size=2, log=False)
     assert "batch_size" not in graph
+
+
+def test_real_targets_of_several_columns_need_a_loss():
+    """The usual one would take them for labels."""
+    _, model, graph = make_graph()
+    out_channels = model.predict(graph).size(1)
+    graph.y = torch.randn(graph.num_nodes, out_channels)
+    for call in (
+        lambda: gas.fit(model, graph, adam(model), 1, log=False),
+        lambda: train_epoch(model, gas.SubgraphLoader(graph, log=False), adam(model)),
+    ):
+        with pytest.raises(ValueError, match="'y' holds real numbers of shape .*: pass a loss"):
+            call()
+    run = gas.fit(model, graph, adam(model), 2, loss=F.mse_loss, log=False)
+    assert run.metric == "r2"
+    assert run.loss[1] < run.loss[0]
+
+
+@pytest.mark.parametrize("unknown", [-1, math.nan])
+def test_validation_nodes_without_a_known_target_are_refused(unknown):
+    _, model, graph = make_graph()
+    if unknown != -1:
+        graph.y = torch.randn(graph.num_nodes)
+    graph.y[graph.val_mask] = unknown
+    with pytest.raises(ValueError, match="'val_mask' has no node with a known target"):
+        gas.fit(model, graph, adam(model), 1, log=False)
+
+
+@pytest.mark.parametrize("p", [-0.5, math.nan, 1.0, True, "x"])
+def test_edge_dropout_is_a_probability(p):
+    _, model, graph = make_graph()
+    with pytest.raises(ValueError, match=r"'edge_dropout' is .*, expected a probability in \[0, 1"):
+        gas.fit(model, graph, adam(model), 1, edge_dropout=p, log=False)
+
+
+@pytest.mark.parametrize("split", [-1, 1.5, "a"])
+def test_a_split_is_a_number(split):
+    _, model, graph = make_graph()
+    with pytest.raises(ValueError, match=f"'split' is {split!r}, expected an integer of at least"):
+        gas.fit(model, graph, adam(model), 1, split=split, log=False)
+    with pytest.raises(ValueError, match="'split' is"):
+        gas.evaluate(model, graph, split=split)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_gradients_of_parameters_that_the_optimizer_lacks_do_not_count(micro_batches):
+    """They aren't cleared, so that their norm would grow, and steps would shrink."""
+    steps = []
+    for frozen in (False, True):
+        torch.manual_seed(0)
+        _, model, graph = make_graph()
+        last = [each for key, each in model.named_parameters() if "convs.2" in key]
+        assert last
+        for each in model.parameters():
+            each.requires_grad_(not frozen or any(each is one for one in last))
+        before = [each.detach().clone() for each in last]
+        model.refresh(graph, log=False)
+        torch.manual_seed(1)
+        loader = gas.SubgraphLoader(graph, batch_size=1, log=False)
+        optimizer = torch.optim.SGD(last, lr=0.1)
+        for _ in range(4):
+            train_epoch(model, loader, optimizer, grad_norm=0.1, micro_batches=micro_batches)
+        steps.append([each.detach() - start for each, start in zip(last, before, strict=True)])
+    for free, frozen in zip(*steps, strict=True):
+        torch.testing.assert_close(free, frozen)

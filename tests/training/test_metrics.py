@@ -1,5 +1,6 @@
 import contextlib
 import itertools
+import math
 
 import pytest
 import torch
@@ -154,3 +155,31 @@ def test_metrics_fit_their_targets(metric, y, num_outputs, fits):
     expected = contextlib.nullcontext() if fits else pytest.raises(ValueError, match="choose")
     with expected:
         check_metric(metric, y, num_outputs)
+
+
+def test_a_single_output_of_two_classes_is_positive_for_the_second():
+    out, y = torch.tensor([[2.0], [-1.0], [0.5], [-3.0]]), torch.tensor([1, 1, 0, 0])
+    for targets in (y, y[:, None], torch.tensor([1, 1, -1, 0])):
+        expected = 2 / 3 if int(targets.min()) < 0 else 0.5
+        assert score("accuracy", out, targets) == pytest.approx(expected)
+    assert score("micro_f1", out, y[:, None]) == pytest.approx(2 / 4)
+
+
+def test_unknown_targets_do_not_count_for_roc_auc():
+    out, y = torch.tensor([3.0, 1.0, 2.0, 9.0]), torch.tensor([1, 0, 1, -1])
+    assert score("roc_auc", out, y) == 1.0
+    assert score("roc_auc", out, torch.tensor([1.0, 0.0, 1.0, math.nan])) == 1.0
+    assert score("roc_auc", out, y, torch.tensor([True, False, True, True])) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("metric", "y"),
+    [
+        ("accuracy", torch.rand(9)), ("micro_f1", torch.rand(9, 1)), ("r2", torch.arange(9) % 3),
+        ("accuracy", torch.randint(2, (9, 3))),
+    ],
+)  # fmt: skip
+def test_a_metric_of_other_targets_is_refused(metric, y):
+    out = torch.rand(9, 1 if y.is_floating_point() else 3)
+    with pytest.raises(ValueError, match=f"'metric' is {metric}, but the targets are .*: choose"):
+        score(metric, out, y)
