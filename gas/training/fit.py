@@ -126,12 +126,9 @@ def fit(
         model, optimizer, epochs, evaluate_every, warm_up, patience, metric, loss, grad_norm,
         keep_best, options,
     )  # fmt: skip
-    check_integer("split", split, 0)
     check_metrics({} if metrics is None else metrics)
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
-    loader, table = _open(graph, batch_size, split, keep_best)
-    if options.get("loss_fn", loss_of) is loss_of:
-        check_usual_loss(table.y)
+    loader, table = _open(graph, batch_size, split, keep_best, options.get("loss_fn", loss_of))
     full, inference = make_full_batch(model, loader), make_inference_loader(loader)
     is_whole = loader.ptr.numel() == 2  # Then it is trained as a full batch.
     batches = full if is_whole and full is not None else loader
@@ -241,9 +238,10 @@ def _check(
 
 
 def _open(
-    graph: Any, batch_size: int | None, split: int, keep_best: bool
+    graph: Any, batch_size: int | None, split: int, keep_best: bool, loss_fn: Any
 ) -> tuple[SubgraphLoader, Data]:
     """Return a loader of a clustered graph, and its labels and masks in the original order."""
+    check_integer("split", split, 0)
     graph = open_if_path(graph, "graph")
     if isinstance(graph, SubgraphLoader):
         if batch_size is not None:
@@ -257,6 +255,8 @@ def _open(
             "of it"
         )
     table = _labels_in_original_order(graph_of(graph), split, keep_best)
+    if loss_fn is loss_of:
+        check_usual_loss(table.y)
     if not isinstance(graph, SubgraphLoader):  # A loader sets batch_size of the graph.
         graph = SubgraphLoader(graph, batch_size=batch_size, shuffle=True, log=False)
     return graph, table

@@ -103,13 +103,10 @@ def train_epoch(
             ranks, at the end of the epoch, so that no step waits for it.
     """
     ranks = getattr(model, "ranks", None)
-    check_options(
-        grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss, edge_dropout
-    )
+    check_options(grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss)
     check_trainable(model, optimizer)
-    mask = _train_mask(loader, split, loss_fn)
+    mask, device = _train_mask(loader, split, loss_fn), model.train().device
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
-    device = model.train().device  # Nothing is refused from here on.
     objective = Objective(
         model, device, split, mask, full_batch, refresh_unlabelled, edge_dropout, autocast,
         loss_fn, view_loss or getattr(unwrap_loader(loader), "view_loss", None), bank, sampler,
@@ -205,9 +202,7 @@ def check_options(
         raise ValueError(
             f"'grad_norm' is {grad_norm!r}, expected a number above 0, or None, which doesn't clip"
         )
-    is_number = isinstance(edge_dropout, int | float) and not isinstance(edge_dropout, bool)
-    if not is_number or not 0 <= edge_dropout < 1:
-        raise ValueError(f"'edge_dropout' is {edge_dropout!r}, expected a probability in [0, 1)")
+    check_edge_dropout(edge_dropout)
     check_integer("micro_batches", micro_batches, 1)
     if max_steps is not None:
         check_integer("max_steps", max_steps, 1)
@@ -224,6 +219,12 @@ def check_options(
             "distributed, whose ranks weigh a step by its labelled nodes and make it together: "
             "leave both out, and choose 'batch_size'"
         )
+
+
+def check_edge_dropout(p: Any) -> None:
+    """Refuse a probability of dropping edges outside ``[0, 1)``."""
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:
+        raise ValueError(f"'edge_dropout' is {p!r}, expected a probability in [0, 1)")
 
 
 def refuse_types(model: object) -> None:
@@ -369,6 +370,9 @@ class Objective:
     view_loss: Callable[..., Tensor] | None
     bank: str
     sampler: PartSampler | None
+
+    def __post_init__(self) -> None:
+        check_edge_dropout(self.edge_dropout)
 
     def __call__(self, batch: SubData) -> tuple[int, Tensor | None, Tensor | None]:
         """Run the model forward.
