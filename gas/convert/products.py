@@ -39,7 +39,7 @@ def replace_sums(traced: Traced) -> bool:
     in evaluation.
 
     Returns:
-        Whether there are any.
+        ``True`` if there are such sums.
     """
     is_replaced = False
     graph, kinds, record, edges = traced.graph, traced.kinds, traced.values, traced.edges
@@ -127,7 +127,7 @@ def merge_projections(traced: Traced) -> bool:
     computed for own rows alone where that is cheaper.
 
     Returns:
-        Whether any is merged.
+        ``True`` if some were merged.
     """
     graph, net = traced.graph, traced.net
     names = {product: name for name, product in PROJECTED.items()}

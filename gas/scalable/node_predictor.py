@@ -150,7 +150,13 @@ def state_fingerprint(model: BatchModel) -> Any:
     """Return a value that differs after any change of weights or histories."""
     tensors = [*model.parameters(), *model.buffers()]
     changes = [history.changes for history in model.histories]
-    return [(id(tensor), tensor.data_ptr(), tensor._version) for tensor in tensors], changes
+    return [(id(tensor), _address(tensor), tensor._version) for tensor in tensors], changes
+
+
+def _address(tensor: Tensor) -> int:
+    """Return where a tensor's values are; 0 for sparse tensors and lazy ones, which have none."""
+    has_memory = tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor)
+    return tensor.data_ptr() if has_memory else 0
 
 
 def _tensor_versions(graph: Data) -> _TensorVersions:

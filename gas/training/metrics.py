@@ -76,7 +76,7 @@ def check_metric(metric: str | None, y: Tensor, num_outputs: int) -> None:
     elif num_outputs > 2:
         kind, fits = f"{num_outputs} classes", ("accuracy", "micro_f1")
     else:
-        kind, fits = "two classes", METRICS[: 5 - num_outputs]  # r2 takes an output for each.
+        kind, fits = "two classes", METRICS if num_outputs == 1 else METRICS[:3]  # Without r2.
     if metric is not None and metric not in fits:
         raise ValueError(
             f"'metric' is {metric}, but the targets are {kind}: choose {' or '.join(fits)}"

@@ -100,6 +100,16 @@ def test_rows_that_are_not_exact_are_told_with_their_age():
         model.predict(graph, nodes=NODES)
 
 
+def test_buffers_without_an_address():
+    _, model, graph = made()
+    model.register_buffer("matrix", torch.eye(3).to_sparse_csr())
+    model.unused = torch.nn.LazyLinear(2)
+    model.predict(graph)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.predict(graph, nodes=NODES)
+
+
 def test_edges_that_were_replaced():
     """The loader that the first call has made is made anew."""
     _, model, graph = made()
