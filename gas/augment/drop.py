@@ -10,15 +10,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.augment.base import Augmentation
-from gas.augment.units import GraphState, check_probability
-from gas.native import subset
+from gas.augment.units import GraphState
+from gas.native import check_probability, subset
 
 
 class _IndependentDrop(Augmentation):
     """Base class of augmentations that drop each element independently."""
 
     def __init__(self, data: Data, p: float, **kwargs: Any) -> None:
-        check_probability(p=p)
+        check_probability("p", p)
         super().__init__(data, **kwargs)
         self.p = p
 

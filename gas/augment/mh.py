@@ -21,10 +21,9 @@ from gas.augment.units import (
     check_fraction,
     check_not_negative,
     check_positive,
-    check_probability,
     check_rate,
 )
-from gas.native import check_flags, check_integer, on_host, subset
+from gas.native import check_flags, check_integer, check_probability, on_host, subset
 
 
 class _State(NamedTuple):
@@ -129,7 +128,7 @@ class MHAug(Augmentation):
         burn_in: int = 0,
     ) -> None:
         check_fraction(mu_e=mu_e, mu_v=mu_v, lam2=lam2, lam4=lam4)
-        check_probability(local=local)
+        check_probability("local", local)
         check_not_negative(a_e=a_e, a_v=a_v, lam1=lam1, lam3=lam3)
         check_positive(sigma_delta_e=sigma_delta_e, sigma_delta_v=sigma_delta_v, b_e=b_e, b_v=b_v)
         check_integer("hops", hops, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
@@ -14,7 +13,15 @@ from torch_geometric.data import Data
 from torch_geometric.index import ptr2index
 
 from gas.graph import Adjacency, read_graph, version
-from gas.native import EgoGraph, coo_to_csr, csr_parts, find_starts, is_sparse, sparse_csr
+from gas.native import (
+    EgoGraph,
+    check_number,
+    coo_to_csr,
+    csr_parts,
+    find_starts,
+    is_sparse,
+    sparse_csr,
+)
 
 
 class Units:
@@ -190,11 +197,6 @@ def check_fraction(**options: float) -> None:
     _check(options, lambda v: 0.0 <= v <= 1.0, "a number in [0, 1]")
 
 
-def check_probability(**options: float) -> None:
-    """Refuse values outside of ``[0, 1]``, in the words of a probability."""
-    _check(options, lambda v: 0.0 <= v <= 1.0, "a probability in [0, 1]")
-
-
 def check_rate(**options: float) -> None:
     """Refuse values that aren't between 0 and 1."""
     _check(options, lambda v: 0.0 < v < 1.0, "a rate between 0 and 1")
@@ -212,8 +214,7 @@ def check_positive(**options: float) -> None:
 
 def _check(options: dict[str, Any], fits: Callable[[Any], bool], wanted: str) -> None:
     for name, value in options.items():
-        if not isinstance(value, numbers.Real) or not fits(value):
-            raise ValueError(f"'{name}' is {value!r}, expected {wanted}")
+        check_number(name, value, fits, wanted)
 
 
 def _pairs(src: Tensor, dst: Tensor, num_nodes: int) -> Tensor:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-import gas
 from gas.checkpoint import checkpoints
 from gas.cli import hetero
 from gas.cli.checkpoints import parse_interval
@@ -17,7 +16,7 @@ from gas.cli.graphs import PARTS_FOLDER
 from gas.cli.parser import SHOWN, Options
 from gas.cli.settings import NORMALISED, Settings
 from gas.graph import is_graph_folder
-from gas.native import bytes_of, check_integer
+from gas.native import bytes_of, check_integer, check_number, check_probability
 
 # Options that need another option, with the values that it must have.
 NEEDS = {
@@ -78,17 +77,17 @@ def _check_values(args: Options) -> None:
             check_integer(name, getattr(args, name), 1)
     check_integer("seed", args.seed, -(2**63), 2**63 - args.runs)  # As torch.manual_seed.
     if args.dropout is not None:
-        gas.nn.check_dropout(args.dropout)
-    if not 0 <= args.drop < 1:
-        raise ValueError(f"'drop' is {args.drop}, expected a probability in [0, 1)")
+        check_probability("dropout", args.dropout, below_one=True)
+    check_probability("drop", args.drop, below_one=True)
     if args.norm == "batch" and args.model not in NORMALISED:
         raise ValueError(
             f"'norm' is {args.norm}, which {args.model} doesn't have: leave it out, or choose "
             f"a model of {', '.join(NORMALISED)}"
         )
     budget = args.memory_budget
-    if budget is not None and not 0 < budget < math.inf:
-        raise ValueError(f"'memory_budget' is {budget}, expected a finite number above 0, in MiB")
+    if budget is not None:
+        expected = "a finite number above 0, in MiB"
+        check_number("memory_budget", budget, lambda size: 0 < size < math.inf, expected)
 
 
 def _check_needs(args: Options) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -51,6 +52,9 @@ def main(
         args = parse_args(arguments, prog, files)
         with signals.handle(), lock_output(args):
             run(args, signals)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        end_without_reader()
     except UsageError as error:
         print(f"{prog}: error: {error} (--help shows all options)", file=sys.stderr)
         sys.exit(2)
@@ -58,6 +62,12 @@ def main(
         if is_debugged:
             raise
         sys.exit(f"{prog}: error: {explain_error(error)}")
+
+
+def end_without_reader() -> NoReturn:
+    """Exit as the signal SIGPIPE does, after another program has stopped to read the output."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # For the flush at the end.
+    sys.exit(141)
 
 
 def run(args: Options, signals: Signals) -> None:

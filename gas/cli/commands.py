@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import importlib.util
 import inspect
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -45,8 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # For the flush at the end.
-        sys.exit(141)  # As SIGPIPE does.
+        command.end_without_reader()
 
 
 def _call(given: list[str]) -> None:

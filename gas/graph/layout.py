@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.index import ptr2index
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
-from gas.native import assert_range, check_index, coo_to_csr, sparse_csr
+from gas.native import assert_range, check_index, check_probability, coo_to_csr, sparse_csr
 
 
 class Layout(abc.ABC):
@@ -292,8 +292,7 @@ def drop_edges_and_rows(
         attributes: Edge-level tensors; one named ``edge_weight`` is scaled by ``1 / (1 - p)``.
         p: Probability in ``[0, 1)``.
     """
-    if not 0.0 <= p < 1.0:
-        raise ValueError(f"'p' is {p}, expected a probability in [0, 1)")
+    check_probability("p", p, below_one=True)
     if p == 0.0:
         return adj, attributes
     scale = 1.0 / (1.0 - p)

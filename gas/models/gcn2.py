@@ -13,7 +13,7 @@ from torch_geometric.transforms import GCNNorm
 from gas.history import Rows
 from gas.models.layered import LayeredGNN, check_share
 from gas.nn import GCN2Conv, Linear, Neighbours
-from gas.scalable import check_constructor, check_integer
+from gas.scalable import check_constructor, check_integer, check_number
 
 
 class GCN2(LayeredGNN):
@@ -62,8 +62,7 @@ class GCN2(LayeredGNN):
         **kwargs: Any,
     ) -> None:
         check_share("alpha", alpha)
-        if not 0 <= theta < math.inf:
-            raise ValueError(f"'theta' is {theta}, expected a number of at least 0")
+        check_number("theta", theta, lambda t: 0 <= t < math.inf, "a number of at least 0")
         check_integer("hidden_channels", hidden_channels, 1)
         super().__init__(
             num_nodes, in_channels, hidden_channels, out_channels, num_layers, dropout, drop_input,

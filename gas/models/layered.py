@@ -18,12 +18,18 @@ from gas.nn import (
     Adjacency,
     Neighbours,
     apply_rowwise,
-    check_dropout,
     check_weights,
     dropout,
     relu_dropout,
 )
-from gas.scalable import ScalableGNN, check_constructor, check_integer, collect_kwargs
+from gas.scalable import (
+    ScalableGNN,
+    check_constructor,
+    check_integer,
+    check_number,
+    check_probability,
+    collect_kwargs,
+)
 
 if TYPE_CHECKING:
     from gas.loader import SubData
@@ -79,7 +85,7 @@ class LayeredGNN(ScalableGNN):
         **kwargs: Any,
     ) -> None:
         # All checks come first: histories may be files.
-        check_dropout(dropout)
+        check_probability("dropout", dropout, below_one=True)
         if in_channels != -1 or not self.infers_in_channels:
             check_integer("in_channels", in_channels, 1)
         check_integer("out_channels", out_channels, 1)
@@ -327,8 +333,7 @@ class LayeredGNN(ScalableGNN):
 
 def check_share(name: str, value: float) -> None:
     """Raise ``ValueError`` unless a share is between 0 and 1."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"'{name}' is {value}, expected a share in [0, 1]")
+    check_number(name, value, lambda share: 0 <= share <= 1, "a share in [0, 1]")
 
 
 def check_features(x: object) -> None:

@@ -38,6 +38,21 @@ def check_integer(
     raise ValueError(f"'{name}' is {value!r}, expected {expected or f'an integer {bounds}'}")
 
 
+def check_number(name: str, value: object, fits: Callable[[Any], bool], expected: str) -> None:
+    """Raise ``ValueError`` unless ``value`` is a real number, or a tensor of one, that fits."""
+    is_real = isinstance(value, numbers.Real) or (isinstance(value, Tensor) and value.dim() == 0)
+    if not is_real or not fits(value):
+        raise ValueError(f"'{name}' is {value!r}, expected {expected}")
+
+
+def check_probability(name: str, value: object, below_one: bool = False) -> None:
+    """Raise ``ValueError`` unless ``value`` is a probability; ``below_one`` refuses 1, too."""
+    if below_one:
+        check_number(name, value, lambda p: 0.0 <= p < 1.0, "a probability in [0, 1)")
+    else:
+        check_number(name, value, lambda p: 0.0 <= p <= 1.0, "a probability in [0, 1]")
+
+
 def check_flags(function: Function) -> Function:
     """Decorate a function so that its arguments of type ``bool`` are checked at each call.
 

@@ -1,7 +1,7 @@
 """Operators for graph neural networks, and PyG's convolutions on them."""
 
 from gas.graph import Adjacency
-from gas.nn.attention import GATConv, GATv2Conv, check_dropout, gat_attention, gatv2_attention
+from gas.nn.attention import GATConv, GATv2Conv, gat_attention, gatv2_attention
 from gas.nn.conv import FusedConv, add_weight, apply_rowwise
 from gas.nn.dropout import BATCH_NORMS, Dropout, dropout, relu_dropout
 from gas.nn.edge_conv import EdgeConv, edge_conv
@@ -62,7 +62,6 @@ __all__ = [
     "gaussian_mixture",
     "has_hooks",
     "linear",
-    "check_dropout",
     "check_exact",
     "explain_failures",
     "NeverExactError",

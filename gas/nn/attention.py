@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gas.graph import Adjacency
 from gas.native import attention as kernels
-from gas.native import learns
+from gas.native import check_probability, learns
 from gas.nn.conv import FusedConv, apply_rowwise, is_leading_view
 from gas.nn.spmm import HALF, check_features, check_tensors, compute_dtype, message_dtype
 
@@ -64,7 +64,7 @@ def gat_attention(
             )
     if not negative_slope >= 0:
         raise ValueError(f"'negative_slope' is {negative_slope}, expected at least 0")
-    check_dropout(dropout)
+    check_probability("dropout", dropout, below_one=True)
     kind = message_dtype(x, source, target)
     x = x.to(compute_dtype(kind)) if x.dtype == HALF else x
     p = dropout if training else 0.0
@@ -123,7 +123,7 @@ def gatv2_attention(
         )
     if att.shape != shape[1:]:
         raise ValueError(f"'att' has shape {list(att.shape)}, expected {list(shape[1:])}")
-    check_dropout(dropout)
+    check_probability("dropout", dropout, below_one=True)
     kind = message_dtype(source, att)
     if source.dtype == HALF:
         source, target = source.to(compute_dtype(kind)), target.to(compute_dtype(kind))
@@ -132,12 +132,6 @@ def gatv2_attention(
     seed = draw_seed(p, source.device)
     how = negative_slope, p, seed
     return kernels.attention_v2(adj.matrix, source, target, att, *how)[0].to(kind)
-
-
-def check_dropout(dropout: float) -> None:
-    """Raise ``ValueError`` unless ``dropout`` is a probability below 1."""
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"'dropout' is {dropout}, expected a probability in [0, 1)")
 
 
 def draw_seed(p: float, device: torch.device) -> Tensor:

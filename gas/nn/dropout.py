@@ -12,14 +12,15 @@ from torch import Tensor
 from torch.nn import BatchNorm1d, Module
 
 from gas.history import Features, Rows
-from gas.native import dropout as drop_elements
 from gas.native import (
+    check_probability,
     is_plain,
     is_sparse,
     norm_relu_dropout,
     norm_relu_dropout_backward,
     relu_dropout_backward,
 )
+from gas.native import dropout as drop_elements
 from gas.native import relu_dropout as relu_and_drop
 from gas.nn.sparse_features import check_layout, has_hooks, replace_values
 
@@ -138,7 +139,7 @@ def dropout(x: Tensor | Rows, p: float = 0.5, training: bool = True) -> Tensor |
     Raises:
         ValueError: If ``p`` is no probability, or ``x`` is sparse in another layout.
     """
-    _check_probability(p)
+    check_probability("p", p)
     if not training or p == 0.0:
         return x
     if isinstance(x, Features):
@@ -172,7 +173,7 @@ def relu_dropout(x: Tensor, p: float, norm: Module | None = None) -> tuple[Tenso
     Raises:
         ValueError: If ``p`` is no probability.
     """
-    _check_probability(p)
+    check_probability("p", p)
     in_one_pass = 0.0 < p < 1.0 and _is_native(x) and is_plain(x)
     batch_norm = _find_batch_norm(norm, x) if in_one_pass else None
     if batch_norm is not None:
@@ -215,11 +216,6 @@ def _update_statistics(norm: BatchNorm1d, x: Tensor) -> tuple[Tensor, Tensor]:
         momentum = 1.0 / float(norm.num_batches_tracked) if momentum is None else momentum
     mean, var = torch.batch_norm_update_stats(x.contiguous(), *running, momentum or 0.0)
     return mean, var
-
-
-def _check_probability(p: float) -> None:
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(f"'p' is {p}, expected a probability in [0, 1]")
 
 
 def _is_native(x: Tensor | Rows) -> bool:

@@ -1,7 +1,7 @@
 """``ScalableGNN``, the base class of models: calls, inference, exactness and verification."""
 
 from gas.loader import unwrap_loader
-from gas.native import check_integer, check_names
+from gas.native import check_integer, check_names, check_number, check_probability
 from gas.scalable.arguments import check_constructor
 from gas.scalable.base import (
     emb_device,
@@ -61,6 +61,8 @@ __all__ = [
     "check_constructor",
     "check_integer",
     "check_names",
+    "check_number",
+    "check_probability",
     "compute_dtype",
     "distribute",
     "emb_device",

@@ -118,6 +118,9 @@ class CallbackList(Callback):
                     f"'callbacks' {what} a {type(each).__name__}, expected a list of instances of "
                     "gas.training.Callback; a function of the run so far is 'on_epoch'"
                 )
+        for name, function in (("on_epoch", on_epoch), ("on_step", on_step)):
+            if function is not None and not callable(function):
+                raise ValueError(f"'{name}' is {function!r}, expected a function")
         if scheduler is not None:
             check_scheduler(scheduler, optimizer)
         self._callbacks, self._scheduler = list(callbacks), scheduler

@@ -22,7 +22,7 @@ from gas.loader import (
     to_device,
     unwrap_loader,
 )
-from gas.native import check_flags, check_integer, share_cores
+from gas.native import check_flags, check_integer, check_probability, share_cores
 from gas.scalable import HeteroModel, ScalableGNN
 from gas.training.metrics import check_usual_loss, loss_of, split_mask
 from gas.training.record import Progress, divergence_error, find_nonfinite_loss
@@ -103,7 +103,9 @@ def train_epoch(
             ranks, at the end of the epoch, so that no step waits for it.
     """
     ranks = getattr(model, "ranks", None)
-    check_options(grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss)
+    check_options(
+        grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss, edge_dropout
+    )
     check_trainable(model, optimizer)
     mask, device = _train_mask(loader, split, loss_fn), model.train().device
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
@@ -202,7 +204,7 @@ def check_options(
         raise ValueError(
             f"'grad_norm' is {grad_norm!r}, expected a number above 0, or None, which doesn't clip"
         )
-    check_edge_dropout(edge_dropout)
+    check_probability("edge_dropout", edge_dropout, below_one=True)
     check_integer("micro_batches", micro_batches, 1)
     if max_steps is not None:
         check_integer("max_steps", max_steps, 1)
@@ -219,12 +221,6 @@ def check_options(
             "distributed, whose ranks weigh a step by its labelled nodes and make it together: "
             "leave both out, and choose 'batch_size'"
         )
-
-
-def check_edge_dropout(p: Any) -> None:
-    """Refuse a probability of dropping edges outside ``[0, 1)``."""
-    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:
-        raise ValueError(f"'edge_dropout' is {p!r}, expected a probability in [0, 1)")
 
 
 def refuse_types(model: object) -> None:
@@ -370,9 +366,6 @@ class Objective:
     view_loss: Callable[..., Tensor] | None
     bank: str
     sampler: PartSampler | None
-
-    def __post_init__(self) -> None:
-        check_edge_dropout(self.edge_dropout)
 
     def __call__(self, batch: SubData) -> tuple[int, Tensor | None, Tensor | None]:
         """Run the model forward.

@@ -180,7 +180,14 @@ def _score_by_function(
     counted = counted if mask is None else counted & mask
     if not bool(counted.any()):
         return math.nan
-    value = float(function(out[counted], y[counted]))
+    found = function(out[counted], y[counted])
+    try:
+        value = float(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"the metric {getattr(function, '__name__', function)} returned a "
+            f"{type(found).__name__}, expected one number: the mean over the nodes"
+        ) from error
     if callable(reset := getattr(function, "reset", None)):  # Torchmetrics add up all calls.
         reset()
     return value

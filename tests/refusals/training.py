@@ -343,6 +343,9 @@ CASES = {
             test_mask=ring().train_mask,
         )
     ),
+    "score, a function without a result": lambda t: score(
+        lambda out, y: None, torch.ones(4, 2), torch.zeros(4)
+    ),
     "score, an unknown metric": lambda t: score("f2", torch.ones(4, 2), torch.zeros(4)),
     "score, roc_auc of other nodes": lambda t: score("roc_auc", torch.ones(3), torch.zeros(4)),
     "score, roc_auc of three classes": lambda t: score("roc_auc", torch.ones(4, 3), torch.zeros(4)),
@@ -408,6 +411,7 @@ CASES = {
     "two profiles": lambda t: profile_twice(),
     "fit, metrics in a list": lambda t: fit(metrics=[abs]),
     "fit, metrics without names": lambda t: fit(metrics={1: abs}),
+    "fit, no function": lambda t: fit(on_epoch=3),
     "fit, callbacks that are functions": lambda t: fit(callbacks=[print]),
     "fit, a scheduler that is a number": lambda t: fit(scheduler=0.1),
     "fit, a scheduler of another optimizer": lambda t: fit(scheduler=schedule()),
