@@ -132,13 +132,20 @@ def test_features_are_read_where_they_lie(dtype, store):
 
 def test_own_rows_are_decoded_once(monkeypatch):
     graph, _ = graphs("gas.GraphSAGE", "int8")
-    batch = gas.SubgraphLoader(graph, layout="fused", log=False).cut([0])
+    options = {"layout": "fused", "log": False}
+    batch = gas.SubgraphLoader(graph, precompute=False, **options).cut([0])
     read, seen = Encoded.read, []
     monkeypatch.setattr(
         Encoded, "read", lambda x, index, *rest: seen.append(index.numel()) or read(x, index, *rest)
     )
     gas.models.GraphSAGE(60, 5, 8, 3, 1)(batch)
     assert seen == [batch.n_id.numel()]
+    loader = gas.SubgraphLoader(graph, **options)
+    first_batch, batch = loader.cut([0]), loader.cut([1])
+    gas.models.GraphSAGE(60, 5, 8, 3, 1)(first_batch)
+    seen.clear()
+    gas.models.GraphSAGE(60, 5, 8, 3, 1)(batch)  # Its rows, and their sums over neighbours.
+    assert seen == [batch.batch_size, batch.batch_size]
 
 
 @pytest.mark.parametrize("store", ["host", "disk"])
@@ -319,3 +326,13 @@ def test_a_transform_that_changes_features():
     out = T.NormalizeFeatures()(copy.copy(data))
     assert type(out.x) is torch.Tensor
     torch.testing.assert_close(out.x.sum(1), torch.ones(60))
+
+
+def test_slices_and_gradients_are_those_of_a_read_only_matrix():
+    x = torch.randn(6, 2)
+    encoded = gas.quantize(x, "float32")
+    for index in (slice(4, 2), slice(-1, 2), slice(9, 3), slice(1, 5, 3), slice(None, 0)):
+        assert torch.equal(encoded[index], x[index])
+    assert encoded.requires_grad_(False) is encoded
+    with pytest.raises(TypeError, match=r"x.requires_grad_\(\) can't write to encoded rows"):
+        encoded.requires_grad_()

@@ -17,7 +17,7 @@ from gas.checkpoint.files import MANIFEST, check_files, read_manifest
 from gas.checkpoint.target import LoadTarget
 from gas.checkpoint.tensors import CheckpointError, Checksum, TensorFile
 from gas.checkpoint.values import check_rng_states, from_json, restore_rng_states
-from gas.checkpoint.writer import MODEL, STATE, state_of, weights_of
+from gas.checkpoint.writer import MODEL, STATE, class_of_optimizer, state_of, weights_of
 from gas.scalable import HeteroModel, ScalableGNN, set_banks
 
 if TYPE_CHECKING:
@@ -123,6 +123,12 @@ class CheckpointReader:
                 raise ValueError(f"'{name}' is given, but {self.path} has none: leave it out")
         if into.optimizer is not None:
             _check_optimizer(into.optimizer, self.values["optimizer"])
+            saved, given = self.manifest.get("optimizer_class"), class_of_optimizer(into.optimizer)
+            if isinstance(saved, str) and given not in (None, saved):
+                raise ValueError(
+                    f"'optimizer' is of the class {given}, but that of {self.path} was of {saved}: "
+                    "make it as it was when the checkpoint was written"
+                )
         if hasattr(into.loader, "check_state"):
             into.loader.check_state(self.values["loader"])
         return weights, readings

@@ -242,7 +242,11 @@ def peek(folder: str | Path, *names: str) -> dict[str, Any]:
     except CheckpointError as error:
         raise CheckpointError(f"{error}{'' if source.world_size else _advice(folder)}") from error
     state = state if isinstance(state, dict) else {}
-    return {name: from_json(state[name], {}) for name in names if name in state}
+    try:
+        return {name: from_json(state[name], {}) for name in names if name in state}
+    except CheckpointError:  # Tensors are in another file.
+        state = CheckpointReader(source.path(0)).values["state"]
+        return {name: state[name] for name in names if name in state}
 
 
 def _advice(folder: Path) -> str:

@@ -39,6 +39,8 @@ def to_json(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -
     if isinstance(value, (Tensor, np.ndarray)):
         while name in tensors:  # Keys such as 0 and "0" have the same name.
             name += "'"
+        if isinstance(value, np.ndarray):  # In the machine's order of bytes.
+            value = np.asarray(value, value.dtype.newbyteorder("="), order="C")
         try:
             tensor = torch.as_tensor(value).detach()
         except TypeError as error:

@@ -31,6 +31,7 @@ class CheckpointWriter:
         self.tensors: dict[str, Tensor] = {}
         order = model._calls.order if isinstance(model, stored.MODELS) else None
         self.manifest: dict[str, Any] = {"torch": torch.__version__, "node_order": order}
+        self.manifest["optimizer_class"] = class_of_optimizer(optimizer)
         self.add("optimizer", state_of("optimizer", optimizer))
         self.add("loader", state_of("loader", loader))
         self.add("random", rng_states())
@@ -71,8 +72,19 @@ def history_writers(model: Module, at_once: bool) -> dict[str, stored.HistoryWri
     }
 
 
+def class_of_optimizer(optimizer: Any) -> str | None:
+    """Return the name of the class of an optimizer of PyTorch, else ``None``."""
+    return type(optimizer).__name__ if isinstance(optimizer, torch.optim.Optimizer) else None
+
+
 def unwrap_model(model: Any) -> Any:
-    """Return the module inside ``torch.compile`` and DistributedDataParallel."""
+    """Return the module inside ``torch.compile`` and DistributedDataParallel.
+
+    Raises:
+        ValueError: If it is no module.
+    """
+    if not isinstance(model, Module):
+        raise ValueError(f"'model' is a {type(model).__name__}, expected a module")
     wrappers = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
     while True:
         if isinstance(model, wrappers):

@@ -44,6 +44,7 @@ class Checkpoints:
         resume: Continue from the newest checkpoint, if there is one. (default: ``False``)
         keep: How many checkpoints to keep. (default: ``3``)
         background: Write while training continues; see :func:`gas.save`. (default: ``False``)
+        epochs: The epochs of the run, of which its checkpoints mayn't have more. (default: any)
 
     Raises:
         ValueError: If an argument is unusable, or there are checkpoints already and ``resume`` is
@@ -57,8 +58,9 @@ class Checkpoints:
         resume: bool = False,
         keep: int = 3,
         background: bool = False,
+        epochs: int | None = None,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder, self.epochs = Path(folder), epochs
         self.every, self.seconds = parse_interval(every)
         check_integer("keep", keep, 1)
         self.keep, self.background = keep, background
@@ -112,6 +114,11 @@ class Checkpoints:
                     f"now it is {new!r}: choose as before, or name another folder"
                 )
         gas.load(self.folder, *self._parts, **self._objects)
+        if self.epochs is not None and len(run) > self.epochs:
+            raise ValueError(
+                f"'epochs' is {self.epochs}, but the run in {str(self.folder)!r} has {len(run)}: "
+                "choose as many or more, or name another folder"
+            )
         self._saved = (len(run), progress.steps)
 
     def after_step(self) -> None:

@@ -72,7 +72,7 @@ def make_checkpoints(args: Options, number: int) -> Checkpoints | None:
     folder = args.out / f"checkpoints/run{number}"
     if args.checkpoint_every is None and not args.resume:
         return None
-    return Checkpoints(folder, args.checkpoint_every or 1, args.resume)
+    return Checkpoints(folder, args.checkpoint_every or 1, args.resume, epochs=args.epochs)
 
 
 def _restore_plan(args: Options) -> tuple[Options, int]:

@@ -273,7 +273,8 @@ def _read_base_options(given: Options, configs: str | Path | None) -> Options:
         path = given.config or kept
         raise ValueError(f"'--model' is {given.model}, but {path} is for {base.model}")
     model = base.model or model
-    shape = base.architecture or ARCHITECTURES[model]
+    needed = {name: ARCHITECTURES[model][name] for name in ("num_layers", "hidden_channels")}
+    shape = {**needed, **base.architecture} if base.architecture else ARCHITECTURES[model]
     own: dict[str, Any] = {name: shape.get(name) for name in SHAPE if getattr(base, name) is None}
     if "batch_norm" in shape and base.norm is None:
         own["norm"] = "batch" if shape["batch_norm"] else "none"

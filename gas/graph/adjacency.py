@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.index import ptr2index
 
-from gas.graph.layout import Layout, layout_of, register_layout, sort_by_row
+from gas.graph.layout import Layout, check_size, layout_of, register_layout, sort_by_row
 from gas.graph.structure import (
     Structure,
     Uses,
@@ -90,14 +90,15 @@ class Adjacency:
         Args:
             adj: ``edge_index`` of shape ``[2, E]``, a matrix, or an :class:`Adjacency`.
             num_nodes: The number of nodes of an ``edge_index``. (default: its largest id plus 1)
-            edge_weight: The weights of the edges of an ``edge_index``. (default: none)
+            edge_weight: The weights of an ``edge_index``, of shape ``[E]``. (default: none)
         """
         layout = layout_of(adj)
+        if num_nodes is not None or edge_weight is not None:
+            check_size(layout.size(adj), adj, num_nodes, edge_weight)
         if layout.name == "fused":
             return adj
         if layout.name in ("csr", "sparse_tensor"):
-            rowptr, col, value = layout.parts(adj)
-            return adjacency_from_csr(rowptr, col, value, int(adj.size(1)))
+            return adjacency_from_csr(*layout.parts(adj), int(adj.size(1)))
         row, col = layout.entries(adj)
         size, value = layout.size(adj), layout.value(adj)
         if size is None:

@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Collection
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -33,7 +34,28 @@ def is_node_list(key: str, value: object) -> bool:
     """Return whether an attribute of a graph is a tensor of node ids, by its name."""
     if not isinstance(value, Tensor) or NODE_LISTS.fullmatch(key) is None:
         return False
-    return value.dim() == 1 and value.dtype in (torch.int64, torch.int32)
+    return value.dim() > 0 and value.dtype in (torch.int64, torch.int32, torch.int16)
+
+
+def check_node_ids(name: str, key: str, value: object) -> None:
+    """Refuse node ids, known by their key, that aren't a tensor of integers.
+
+    Raises:
+        ValueError: If they would stay as they are when nodes are renumbered; ``name`` names them.
+    """
+    if NODE_LISTS.fullmatch(key) is None or is_node_list(key, value):
+        return
+    if isinstance(value, Tensor):
+        is_number = value.dim() > 0 and value.dtype != torch.bool
+    else:
+        is_number = isinstance(value, list | tuple | np.ndarray) and np.size(value) > 0
+        is_number = is_number and np.asarray(value).dtype.kind in "iuf"
+    if is_number:
+        what = value.dtype if isinstance(value, Tensor) else f"of type {type(value).__name__}"
+        raise ValueError(
+            f"{name} is {what}, and its node ids would stay as they are when nodes are "
+            f"renumbered, expected a tensor of int64: torch.as_tensor({key}).long()"
+        )
 
 
 def is_row_per_node(data: Data, key: str) -> bool:

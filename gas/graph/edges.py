@@ -6,6 +6,7 @@ Rows are destinations: entry ``(i, j)`` is the edge ``j -> i``, PyG's ``adj_t``.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sized
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
+from gas.graph.attributes import check_node_ids
 from gas.graph.layout import layout_of
 from gas.native import BLOCK, coo_to_csr, has_sorted_rows, is_valid_rowptr
 
@@ -153,6 +155,11 @@ def read_graph(data: Data, edge_weight: bool = True) -> Edges:
         edges = read_edges(edge_index, data.num_nodes)
         weight = data.get("edge_weight")
         if weight is not None:
+            if not isinstance(weight, Tensor):
+                raise ValueError(
+                    f"'edge_weight' is of type {type(weight).__name__}, expected a tensor: "
+                    "torch.as_tensor(data.edge_weight)"
+                )
             if weight.shape not in ((edges.src.numel(),), (edges.src.numel(), 1)):
                 raise ValueError(
                     f"'edge_weight' has shape {list(weight.shape)}, expected one weight per edge: "
@@ -216,12 +223,18 @@ def _check_fits(data: Data, num_rows: int) -> None:
 def check_nodes(data: Data, num_nodes: int) -> None:
     """Refuse attributes without one row per node that should have one, such as masks."""
     for key, value in data:
+        check_node_ids(f"'{key}'", key, value)
         per_node = key in ("x", "y", "n_id") or key.endswith("_mask")
         if per_node and isinstance(value, list | np.ndarray) and len(value) == num_nodes:
             raise ValueError(
                 f"'{key}' is of type {type(value).__name__}, whose rows would stay where they are "
                 f"when nodes are renumbered, expected a tensor: data.{key} = "
                 f"torch.as_tensor(data.{key})"
+            )
+        if key == "node_id" and isinstance(value, Sized) and len(value) != num_nodes:
+            raise ValueError(
+                f"'node_id' has {len(value)} ids, but the graph has {num_nodes} nodes: expected "
+                "one for each node"
             )
         if not per_node or not isinstance(value, Tensor) or value.dim() == 0:
             continue
@@ -233,9 +246,14 @@ def check_nodes(data: Data, num_nodes: int) -> None:
 
 
 def check_edge_rows(data: Data, num_edges: int) -> None:
-    """Refuse ``edge_attr`` and ``edge_type`` without one row per edge."""
+    """Refuse ``edge_attr`` and ``edge_type`` that are arrays, or have no row per edge."""
     for key in ("edge_attr", "edge_type"):
         value = data.get(key)
+        if isinstance(value, np.ndarray):
+            raise ValueError(
+                f"'{key}' is of type ndarray, whose rows would stay where they are when edges are "
+                f"moved, expected a tensor: data.{key} = torch.as_tensor(data.{key})"
+            )
         if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) != num_edges:
             raise ValueError(
                 f"'{key}' has {value.size(0)} rows, but the graph has {num_edges} edges: expected "

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.utils import cumsum
 
-from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, is_node_list
+from gas.graph.attributes import BATCH_SIZE, PARTS, PERM, check_node_ids, is_node_list
 from gas.graph.balance import balance_parts
 from gas.graph.edges import Edges, check_pairs
 from gas.graph.features import check_finite, select_rows, with_csr_features
@@ -110,6 +110,7 @@ def types_of(data: HeteroData) -> Types:
 def _check_node_rows(kind: str, store: Any, size: int) -> None:
     """Refuse labels and masks of a type without a row per node, which wouldn't be renumbered."""
     for key, value in store.items():
+        check_node_ids(f"data['{kind}'].{key}", key, value)
         if key not in ("x", "y") and not key.endswith("_mask"):
             continue
         if isinstance(value, list | np.ndarray) and len(value) == size:

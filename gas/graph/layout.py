@@ -320,3 +320,20 @@ def _draw_kept_edges(num_edges: int, p: float, device: torch.device) -> Tensor:
     total = torch.tensor(num_edges, dtype=torch.float64, device="cpu")
     num_kept = int(torch.binomial(total, torch.full_like(total, 1.0 - p)))
     return torch.randperm(num_edges, device=device)[:num_kept].sort().values
+
+
+def check_size(
+    size: tuple[int, int] | None, adj: Any, num_nodes: int | None, edge_weight: Tensor | None
+) -> None:
+    """Refuse weights and a number of nodes beside a matrix, and weights that don't fit edges."""
+    if size is not None and (edge_weight is not None or num_nodes not in (None, *size)):
+        name = "num_nodes" if edge_weight is None else "edge_weight"
+        raise ValueError(
+            f"{name!r} is given with a matrix of shape {list(size)}, which has its own: leave it "
+            "out, or pass an edge_index; Adjacency.with_value takes other weights"
+        )
+    if edge_weight is not None and edge_weight.shape != adj.shape[1:]:
+        raise ValueError(
+            f"'edge_weight' has shape {list(edge_weight.shape)}, expected [{adj.size(1)}]: one "
+            "weight for each edge"
+        )

@@ -41,8 +41,8 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
     renumbered. The columns of ``edge_index`` keep their order, so edge-level tensors stay as they
     are; the entries of an ``adj_t`` are sorted by row and column again, and edge-level tensors
     with them. Node ids in tensors named ``train_idx``, ``val_index``, ``test_nodes`` and so on are
-    renumbered; those under other names, and Python lists, stay as they are. Parts and shards of
-    :func:`gas.cluster` are removed, and so are dictionaries of tensors.
+    renumbered; those under other names, lists, and arrays of NumPy stay as they are. Parts and
+    shards of :func:`gas.cluster` are removed, and so are dictionaries of tensors.
 
     Args:
         data: The graph; it is not modified.

@@ -235,7 +235,8 @@ class Encoded(Tensor):
         """Return the row ids of an index, of any shape; ``None`` if it doesn't select rows."""
         size = self.size(0)
         if isinstance(index, slice) and (index.step or 1) > 0:
-            return torch.arange(*index.indices(size), device="cpu")
+            first, last, step = index.indices(size)
+            return torch.arange(first, max(first, last), step, device="cpu")
         if isinstance(index, int) and not isinstance(index, bool):
             index = torch.tensor(index, device="cpu")
         if not isinstance(index, Tensor):
@@ -261,6 +262,12 @@ class Encoded(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Encoded:
         return memo.setdefault(id(self), self.clone())
+
+    def requires_grad_(self, requires_grad: bool = True) -> Encoded:
+        """Raise an error if they are to be learnt, as the values are read-only."""
+        if requires_grad:
+            _refuse("x.requires_grad_()")
+        return self
 
     def data_ptr(self) -> int:
         """Raise an error: the values have no address before rows are decoded."""

@@ -81,7 +81,8 @@ class HistoryFactory:
         if any(getattr(history.store, "resumed", False) for history in made):
             print(
                 f"Histories: resuming with the rows in {place}. If they are of another graph "
-                "of the same size, name another 'path', or call model.reset_parameters()",
+                "of the same size, or of other parts, name another 'path', or call "
+                "model.reset_parameters()",
                 file=sys.stderr,
             )
         return made

@@ -177,7 +177,8 @@ class Features(Rows):
     @cached_property
     def own(self) -> Tensor:
         """The batch's own rows, of shape ``[batch_size, width]``, read-only."""
-        if not self._in_place or "_batch_rows" in self.__dict__:  # All rows are copied anyway.
+        is_read_whole = not self._in_place and self.find_sums is None
+        if is_read_whole or "_batch_rows" in self.__dict__:  # All rows are copied anyway.
             return self._batch_rows[: self.num_own]
         return self._read(self.index[: self.num_own])
 

@@ -343,7 +343,7 @@ class History(torch.nn.Module):
             n_id: The node of each row, of shape ``[n]``, int64, without duplicates. (default: every
                 node, in order)
             offset: First row of each contiguous range; used instead of ``n_id`` when given,
-                because ranges are copied faster.
+                because ranges are copied faster. Of ``n_id``, the ends of each are compared.
             count: Number of rows of each range, with ``offset``.
 
         Raises:

@@ -10,7 +10,7 @@ import torch
 from gas.history.codec import Codec
 from gas.history.disk import DiskStore
 from gas.history.store import MemoryStore, Store, StoreFactory
-from gas.native import free_disk, free_memory, human
+from gas.native import check_path, free_disk, free_memory, human
 
 TIERS = ("device", "pinned", "host", "disk", "auto")
 # The share of the free memory that "auto" uses: the rest is for batches and the graph.
@@ -60,6 +60,8 @@ def check_tier(store: str | StoreFactory | None, path: str | Path | None) -> Non
         )
     if store in ("pinned", "device") and not torch.cuda.is_available():
         raise ValueError(f"'store' is {store!r}, but there is no CUDA device: use 'host'")
+    if path is not None:
+        check_path("path", path, "a file, or a folder for the histories of a model")
     if path is not None and store not in ("disk", "auto"):
         raise ValueError(f"'path' is for store='disk', not for store={store!r}")
 

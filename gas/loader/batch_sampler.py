@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ class ResumableBatchSampler(Sampler[list[int]]):
     """
 
     def __init__(self, batches: Iterable[list[int]], ptr: Tensor) -> None:
-        self.batches = batches
+        self.batches, self.num_parts = batches, ptr.numel() - 1
         sampler = getattr(batches, "sampler", None)
         self.sampler = sampler if isinstance(sampler, PartSampler) else None
         if self.sampler is not None and not torch.equal(self.sampler.ptr, ptr.cpu()):
@@ -48,6 +49,11 @@ class ResumableBatchSampler(Sampler[list[int]]):
             return
         if not self.resumes or self.epoch is None:
             self.epoch, self.done = [[int(part) for part in parts] for parts in self.batches], 0
+        for part in itertools.chain.from_iterable(self.epoch):
+            if not 0 <= part < self.num_parts:
+                raise IndexError(
+                    f"the sampler draws part {part}, expected parts in [0, {self.num_parts})"
+                )
         self.resumes = False
         yield from self.epoch[self.done :]
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import Adjacency, Versions, copy_graph, get_mapped_rows, version
-from gas.history import Encoded
+from gas.history import Encoded, quantize
 from gas.loader.batch import SubData, num_bytes, tensors_in_memory
 from gas.loader.lazy import get_lazy
 from gas.native import Relabeler, free_memory
 
+BLOCK_VALUES = 1 << 22  # Quantised values that are summed at once.
 CACHE_BYTES = 1 << 30  # The default size of a loader's cache.
 MEMORY_DIVISOR = 4  # Sums may take a quarter of the free memory.
 EDGE_LIMIT = 2**31  # An Adjacency has fewer edges than this.
@@ -108,7 +111,8 @@ class FeatureSums:
 
     Features don't change in training, and neither do these sums: a first layer that begins with
     them reads a row for each in-batch node, instead of the features of the halo and all edges. They
-    take as much memory as the features, and are computed when training first needs them.
+    take as much memory as the features before quantisation, and are computed when training first
+    needs them.
 
     Args:
         relabel: The graph's edges by rows, with their weights.
@@ -127,7 +131,7 @@ class FeatureSums:
     def add_to(self, batch: Data) -> None:
         """Let layers of a batch find the sums, unless its features are of a kind that has none."""
         rows, adj = get_lazy(batch, "x"), batch._store._mapping.get("adj_t")
-        if self.is_on and rows is not None and isinstance(adj, Adjacency) and _is_plain(rows.table):
+        if self.is_on and rows is not None and isinstance(adj, Adjacency) and _has_sums(rows.table):
             rows.find_sums = self._of_batch(adj, rows.table)
 
     def _of_batch(self, adj: Adjacency, x: Tensor) -> FindSums:
@@ -164,11 +168,15 @@ class FeatureSums:
         if not torch.is_grad_enabled():
             return None  # They pay from the second pass on.
         sums = None
-        if x.nbytes <= free_memory() // MEMORY_DIVISOR and relabel.col.numel() < EDGE_LIMIT:
+        size = 0 if isinstance(x, Encoded) and x.store.tier == "disk" else x.nbytes
+        if size <= free_memory() // MEMORY_DIVISOR and relabel.col.numel() < EDGE_LIMIT:
             weight = relabel.weight if weighted else None
             adj = Adjacency.from_valid_csr(relabel.rowptr, relabel.col, weight, relabel.num_nodes)
             with torch.no_grad():
-                sums = spmm(adj, x, None, reduce)
+                if isinstance(x, Encoded):
+                    sums = _sum_encoded(x, adj, reduce, spmm)
+                else:
+                    sums = spmm(adj, x, None, reduce)
         self._tables[key] = x, version(x), sums
         return sums
 
@@ -180,12 +188,39 @@ class FeatureSums:
         return FeatureSums, (self._relabel,)  # Other processes compute their own.
 
 
-def _is_plain(x: Tensor) -> bool:
-    """Return whether features are a dense matrix in memory that isn't learnt."""
-    if x.requires_grad or isinstance(x, Encoded) or get_mapped_rows(x) is not None:
+def _has_sums(x: Tensor) -> bool:
+    """Return whether features are a dense matrix in memory that isn't learnt, or quantised."""
+    if isinstance(x, Encoded):
+        return x.store.tier in ("host", "pinned", "disk")  # Others may be written to.
+    if x.requires_grad or get_mapped_rows(x) is not None:
         return False
     is_table = x.layout == torch.strided and x.dim() == 2 and x.is_cpu
     return is_table and x.dtype in (torch.float32, torch.float64)
+
+
+def _sum_encoded(x: Encoded, adj: Adjacency, reduce: str, spmm: Product) -> Tensor | None:
+    """Sum quantised rows by blocks of edges; sums are exact, and in memory or on disk as ``x``.
+
+    Returns:
+        The sums, of shape ``[N, width]``; ``None`` if the disk has no room.
+    """
+    at_once = max(1, BLOCK_VALUES // max(1, x.size(1)))
+    entries = torch.arange(0, adj.num_entries, at_once, dtype=adj.rowptr.dtype)
+    starts = torch.searchsorted(adj.rowptr, entries, right=True) - 1
+    zeros = torch.zeros(1, 1, dtype=x.dtype).expand(x.shape)
+    try:
+        sums = cast(Encoded, quantize(zeros, x.dtype, x.kind))
+        for first, last in itertools.pairwise(sorted({0, *starts.tolist(), x.size(0)})):
+            begin, end = int(adj.rowptr[first]), int(adj.rowptr[last])
+            ids, col = adj.col[begin:end].unique(return_inverse=True)
+            value = None if adj.value is None else adj.value[begin:end]
+            block = Adjacency.from_valid_csr(
+                adj.rowptr[first : last + 1] - begin, col.to(adj.col.dtype), value, ids.numel()
+            )
+            sums.write(first, spmm(block, x.read(ids.long()), None, reduce))
+    except OSError:
+        return None
+    return sums
 
 
 Product = Callable[[Adjacency, Tensor, None, str], Tensor]

@@ -52,7 +52,7 @@ class GraphSAGE(LayeredGNN):
         **kwargs: Any,
     ) -> None:
         try:
-            aggregation_resolver(aggr)
+            aggregation_resolver("none" if aggr is None else aggr)
         except ValueError:
             raise ValueError(
                 f"'aggr' is {aggr!r}, expected an aggregation of PyG, such as 'mean', 'max' or "

@@ -12,7 +12,8 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from numbers import Integral
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -53,6 +54,8 @@ def check_row_index(
     """
     if (offset is None) != (count is None):
         raise ValueError("'offset' and 'count' describe ranges together: pass both or neither")
+    if getattr(n_id, "dtype", torch.int64) != torch.int64 or isinstance(n_id, list):
+        check_index("n_id", cast(Tensor, n_id))
     if offset is not None and count is not None and not _has_short_ranges(n_id, offset, count):
         return _check_row_ranges(num_rows, n_id, offset, count, num_embeddings)
     if n_id is not None:
@@ -77,10 +80,14 @@ def _check_row_ranges(
     count: Tensor | Sequence[int],
     num_embeddings: int,
 ) -> list[tuple[int, int]]:
-    first = offset.tolist() if isinstance(offset, Tensor) else list(offset)
-    size = count.tolist() if isinstance(count, Tensor) else list(count)
-    if float in {*map(type, first), *map(type, size)}:
-        raise ValueError(f"'offset' is {first} and 'count' {size}, expected integers")
+    first = offset.tolist() if isinstance(offset, Tensor | np.ndarray) else offset
+    size = count.tolist() if isinstance(count, Tensor | np.ndarray) else count
+    try:
+        kinds = {*map(type, (*first, *size))}
+    except TypeError:  # These are no lists.
+        kinds = {object}
+    if kinds != {int} and not all(issubclass(kind, Integral) for kind in kinds):
+        raise ValueError(f"'offset' is {first} and 'count' {size}, expected lists of integers")
     if len(first) != len(size) or sum(size) != num_rows:
         raise ValueError(
             f"'x' has {num_rows} rows, but 'offset' and 'count' describe {sum(size)} rows in "

@@ -28,7 +28,7 @@ from torch_geometric.data import Data
 
 from gas.graph import Adjacency
 from gas.history import BatchPulls, Correction, Features, History, Rows, dequantize, first_rows
-from gas.loader import SubData, to_device
+from gas.loader import NODE_ORDER, SubData, to_device
 from gas.native import custom_op, disable_compile, is_compiling, is_sparse, skip_frame
 from gas.scalable.base import HistoryModel, set_banks
 from gas.scalable.checks import (
@@ -320,7 +320,7 @@ def prepare_call(
         check_connected(n_id)
     check_call(features, batch_size, n_id, fill, model.num_nodes, model.buffer_size)
     if n_id is not None:
-        check_order(model, n_id)
+        check_order(model, getattr(n_id, NODE_ORDER, None))
     elif fill:
         model._calls.order = None  # Its rows may be in any order.
     call = Call(model, features, adj_t, batch_args, kwargs)
@@ -355,7 +355,7 @@ def prepare_view_calls(model: BatchModel, batch: SubData, bank: str) -> list[Cal
         check_connected(n_id)
     for x, _, _ in inputs:
         check_call(x, batch_size, n_id, False, model.num_nodes, model.buffer_size)
-    check_order(model, n_id)
+    check_order(model, getattr(n_id, NODE_ORDER, None))
     if ranks is not None:
         if bank != "original":
             raise ValueError(

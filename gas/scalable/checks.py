@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from gas.graph import Adjacency
 from gas.history import Rows
-from gas.loader import GRAPH_SIZE, NODE_ORDER
+from gas.loader import GRAPH_SIZE
 from gas.native import check_integer, is_sparse
 
 # Parameters of ``forward`` and ``forward_layer`` that are passed by position.
@@ -90,15 +90,15 @@ def wrong_size_error(what: str, num_rows: int) -> ValueError:
     )
 
 
-def check_order(model: Any, n_id: Tensor) -> None:
+def check_order(model: Any, order: tuple[int, int] | None) -> None:
     """Refuse a batch of a graph whose nodes are in another order than the histories' rows.
 
     Args:
         model: The model. ``_calls.order`` is the order of its rows; ``None`` is set.
-        n_id: The ids of a batch.
+        order: That of a batch, or of a loader; ``None`` is unknown.
     """
-    order, calls = getattr(n_id, NODE_ORDER, None), model._calls
-    if order is None or order == calls.order or model._engine.io == "none":
+    calls = model._calls
+    if order is None or order == calls.order or model._engine.io == "none" or not model.histories:
         return
     if calls.order is not None and order[0] == calls.order[0]:
         other = (

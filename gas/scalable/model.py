@@ -26,11 +26,11 @@ from gas.history import (
     TransferEngine,
     measure_staleness,
 )
-from gas.loader import SubData, SubgraphLoader
+from gas.loader import SubData, SubgraphLoader, unwrap_loader
 from gas.native import check_integer, disable_compile, explain_missing_cuda, report_progress
 from gas.scalable.base import history_widths
 from gas.scalable.call import BatchModel, Calls
-from gas.scalable.checks import apply_transform
+from gas.scalable.checks import apply_transform, check_order
 from gas.scalable.former import FormerNames
 from gas.scalable.inference import loader_of, predict_every_node, refresh, run_inference
 from gas.scalable.memory import parts_within, plan_parts
@@ -192,14 +192,14 @@ class ScalableGNN(FormerNames, BatchModel):
 
         Args:
             loader: Batches for layer-wise inference, to compare histories with exact embeddings.
-                This costs one inference and another set of histories. The reference is layer-wise
-                inference on these batches, not the uncut graph: :func:`gas.verify` checks whether
-                the model is exact on batches. (default: ages only)
+                This costs an inference and another set of histories. The reference are these
+                batches, not the uncut graph, which :func:`gas.verify` checks. (default: ages only)
         """
         if loader is None:
             return super().staleness()
         if self.ranks is not None:
             self.ranks.bind(self, getattr(loader, SHARD, None))
+        check_order(self, getattr(unwrap_loader(loader), "node_order", None))
         exact = self.for_graph(self.num_nodes)
         exact.ranks = self.ranks
         try:

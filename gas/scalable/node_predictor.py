@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -55,10 +56,18 @@ class NodePredictor:
                 "the ids of its nodes, before gas.cluster, or pass their rows, nodes="
             )
         wanted = np.asarray(ids.tolist() if isinstance(ids, Tensor) else ids)
-        if wanted.ndim != 1:
-            raise ValueError(f"'ids' is {ids!r}, expected a list of ids: pass [id] for one")
-        if self._ids is None or self._ids[0] is not given:
-            self._ids = given, Ids(_id_array(data, given), self.row_of.numel())
+        if wanted.ndim != 1 or wanted.size == 0:
+            raise ValueError(
+                f"'ids' is {ids!r}, expected a list of one id or more: pass [id] for one"
+            )
+        if self._ids is None or not _are_equal(self._ids[0], given):
+            found = _id_array(data, given)
+            if len(found) != self.row_of.numel():
+                raise ValueError(
+                    f"'node_id' has {len(found)} ids, but the graph has {self.row_of.numel()} "
+                    "nodes: expected one for each node"
+                )
+            self._ids = copy.deepcopy(given), Ids(found, self.row_of.numel())
             twice = self._ids[1].find_duplicate()
             if twice is not None:
                 self._ids = None
@@ -112,6 +121,15 @@ def graph_of(graph: Any) -> Data:
     return graph if isinstance(graph, Data) else unwrap_loader(graph).data
 
 
+def _are_equal(ids: Any, others: Any) -> bool:
+    """Return whether two lists, arrays or tensors of ids are equal."""
+    if type(ids) is not type(others):
+        return False
+    if isinstance(ids, Tensor):
+        return torch.equal(ids, others)
+    return np.array_equal(ids, others) if isinstance(ids, np.ndarray) else ids == others
+
+
 def _id_array(data: Data, ids: Any) -> np.ndarray:
     """Return node ids as an array in the order of the original graph; tensors are permuted."""
     if isinstance(ids, Tensor):
@@ -150,13 +168,15 @@ def state_fingerprint(model: BatchModel) -> Any:
     """Return a value that differs after any change of weights or histories."""
     tensors = [*model.parameters(), *model.buffers()]
     changes = [history.changes for history in model.histories]
-    return [(id(tensor), _address(tensor), tensor._version) for tensor in tensors], changes
+    return [_note_tensor(tensor) for tensor in tensors], changes
 
 
-def _address(tensor: Tensor) -> int:
-    """Return where a tensor's values are; 0 for sparse tensors and lazy ones, which have none."""
-    has_memory = tensor.layout == torch.strided and not torch.nn.parameter.is_lazy(tensor)
-    return tensor.data_ptr() if has_memory else 0
+def _note_tensor(tensor: Tensor) -> tuple[int, int, int]:
+    """Return a tensor's identity, its address, 0 if it has none, and its version."""
+    if torch.nn.parameter.is_lazy(tensor):
+        return id(tensor), 0, 0
+    address = tensor.data_ptr() if tensor.layout == torch.strided else 0
+    return id(tensor), address, version(tensor)
 
 
 def _tensor_versions(graph: Data) -> _TensorVersions:

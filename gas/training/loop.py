@@ -114,10 +114,9 @@ def train_epoch(
         loss_fn, view_loss or getattr(unwrap_loader(loader), "view_loss", None), bank, sampler,
     )  # fmt: skip
     done = Progress() if progress is None else progress
-    done.loss = tensor_to_device(torch.as_tensor(done.loss, dtype=torch.float32), device)
     of_step = 0  # Labelled nodes of the current step so far.
     stops_at_once = device.type == "cpu" and ranks is None
-    losses: list[tuple[int, Tensor]] = []  # Of each batch, if they are checked at the end.
+    losses: list[tuple[int, Tensor]] = []  # Of each batch.
     optimizer.zero_grad()
     with share_cores(leave_cores) as follow_cores, model._correct_drift(correct_drift) as drift:
         for number, batch in _number_batches(loader, done, max_steps, follow_cores):
@@ -125,8 +124,7 @@ def train_epoch(
             if loss is not None:
                 done.add(loss, count)
                 of_step += count
-                if not stops_at_once:
-                    losses.append((number, loss))
+                losses.append((number, loss))
             if minimised is not None:
                 if stops_at_once and not math.isfinite(value := minimised.detach().item()):
                     raise divergence_error(done.epoch, number, value)

@@ -179,6 +179,8 @@ class Progress:
 
     def add(self, loss: Tensor, count: int) -> None:
         """Add the loss of a mini-batch: the mean over ``count`` labelled nodes."""
+        if not isinstance(self.loss, Tensor):
+            self.loss = torch.tensor(self.loss, dtype=torch.float32)
         self.loss = self.loss + loss * count
         self.labelled += count
 

@@ -289,6 +289,8 @@ def test_values_come_back_as_they_were(tmp_path):
     assert gas.checkpoint.peek(tmp_path / "checkpoint_000001", "dollar") == {
         "dollar": found["dollar"]
     }
+    of_tensor = gas.checkpoint.peek(tmp_path / "checkpoint_000001", "half", "dollar")
+    assert torch.equal(of_tensor["half"], values["half"])
     assert "scheduler" in gas.load(tmp_path, model)  # As it was saved, without an object for it.
     assert "scheduler" in gas.load(tmp_path, model, scheduler=None)
     with pytest.raises(ValueError, match=r"'scheduler' is a int, which has no state_dict\(\)"):

@@ -273,6 +273,27 @@ def test_more_seeds_may_be_given_when_a_run_goes_on(tmp_path):
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
+def test_fewer_epochs_than_were_trained_are_refused(tmp_path, capsys):
+    options = ["train", "planted:60", "--num-parts", "2", "--out", str(tmp_path / "run")]
+    main([*options, "--epochs", "3", "--checkpoint-every", "1"])
+    before = losses(tmp_path / "run")
+    with pytest.raises(SystemExit, match="--epochs is 2, but the run in '.*' has 3: choose as"):
+        main([*options, "--epochs", "2", "--resume"])
+    main([*options, "--epochs", "3", "--resume"])
+    assert losses(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("given", [{"num_layers": 3}, {"hidden_channels": 16}, {"dropout": 0.1}])
+def test_a_file_may_give_a_part_of_the_architecture(given, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(json.dumps({"dataset": "planted:60", "epochs": 1, "architecture": given}))
+    main(["train", "--config", str(path), "--out", str(tmp_path / "run")])
+    found = gas.load_run(tmp_path / "run")
+    model = found.make_model(found.open_graph())
+    assert len(model.convs) == given.get("num_layers", 2)
+    assert model.histories[0].embedding_dim == given.get("hidden_channels", 64)
+
+
 def test_values_of_files_are_those_of_the_command_line(tmp_path, capsys):
     path = tmp_path / "mine.yaml"
     path.write_text("dataset: planted:60\nlr: 5e-4\ncolumns: [a=b]\nsparse_features: false\n")

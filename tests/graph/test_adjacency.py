@@ -403,3 +403,19 @@ def test_dense():
     edge_index, value = adj.to_edge_index()
     dense = to_dense_adj(edge_index, edge_attr=value)[0].t()
     assert torch.equal(spmm(adj, torch.eye(3)), dense)
+
+
+def test_a_matrix_has_its_own_weights_and_size():
+    adj = gas.nn.Adjacency.of(
+        torch.tensor([[0, 1, 2], [1, 2, 0]]), 3, torch.tensor([1.0, 2.0, 3.0])
+    )
+    assert gas.nn.Adjacency.of(adj, 3) is adj
+    assert gas.nn.Adjacency.of(adj.to_torch_sparse(), 3).shape == (3, 3)
+    for matrix in (adj, adj.to_torch_sparse()):
+        with pytest.raises(ValueError, match="'edge_weight' is given with a matrix"):
+            gas.nn.Adjacency.of(matrix, 3, torch.ones(3))
+        with pytest.raises(ValueError, match="'num_nodes' is given with a matrix"):
+            gas.nn.Adjacency.of(matrix, 4)
+    for count in (1, 2, 4):
+        with pytest.raises(ValueError, match=rf"'edge_weight' has shape \[{count}\]"):
+            gas.nn.Adjacency.of(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3, torch.ones(count))

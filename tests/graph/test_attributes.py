@@ -75,3 +75,14 @@ def test_rows_per_edge_are_counted_by_the_edges_and_not_by_pairs_to_predict():
     assert batch.adj_t.size(0) < batch.adj_t.size(1)
     assert is_row_per_edge(batch, "edge_weight")
     assert not is_row_per_edge(batch, "x")
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1), (2, -1)])
+def test_node_ids_of_any_shape_are_renumbered(shape, dtype):
+    data = random_graph()
+    data.train_idx = torch.tensor([5, 7, 59, 0]).view(shape).to(dtype)
+    data.number = torch.arange(60)
+    graph = gas.cluster(data, 6, log=False)
+    assert graph.train_idx.shape == data.train_idx.shape
+    assert torch.equal(graph.number[graph.train_idx], data.train_idx.long())

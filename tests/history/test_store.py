@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -485,3 +486,28 @@ def test_what_a_killed_process_left_is_made_anew(tmp_path, monkeypatch):
 def test_the_device_of_a_table(device):
     expected = "cuda" if device in (None, "cpu") else device
     assert tiers.table_device(device) == torch.device(expected)
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ((None, 0, 4), "'offset' is 0 and 'count' 4, expected lists"),
+        ((None, torch.tensor([[0]]), torch.tensor([[4]])), r"'offset' is \[\[0\]\]"),
+        ((None, [None], [4]), r"'offset' is \[None\]"),
+        ((None, [0.0], [4]), r"'offset' is \[0.0\]"),
+        (([0, 1, 2, 3], [0], [4]), "'n_id' is .*expected a one-dimensional int64"),
+        ((torch.arange(4, dtype=torch.int32), [0], [4]), "'n_id' is torch.int32"),
+    ],
+)
+def test_rows_of_unusable_types_are_refused(where, error):
+    history = gas.History(20, 4)
+    with pytest.raises(ValueError, match=error):
+        history.push(torch.ones(4, 4), *where)
+    assert history.num_pushes == 0
+    history.push(torch.ones(4, 4), None, np.array([3]), (4,))
+    assert history.emb.sum() == 16
+
+
+def test_a_path_that_is_none():
+    with pytest.raises(ValueError, match="'path' is 5, expected the path of a file"):
+        gas.History(3, 4, store="disk", path=5)

@@ -255,6 +255,12 @@ CASES = {
     "load, no pairs": lambda t: changed(t, state={"a": {"$dict": [1]}}),
     "load, no such value": lambda t: changed(t, state={"a": {"$code": "x"}}),
     "load, no random numbers": lambda t: changed(t, random=None),
+    "save, no model": lambda t: save(t.path / "run", None),
+    "load, no model": lambda t: load(saved(t), "model"),
+    "load, an optimizer of another class": lambda t: [
+        saved(t, gcn(), adam(gcn())),
+        load(t.path / "run", None, torch.optim.AdamW(gcn().parameters())),
+    ],
     "load, an optimizer that was not saved": lambda t: [
         saved(t),
         load(t.path / "run", None, torch.optim.Adam(gcn().parameters())),

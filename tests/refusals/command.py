@@ -156,6 +156,11 @@ def typed(change):
     HeteroExperiment(data, Settings.default("sage"), log=False)
 
 
+def fewer_epochs(t):
+    for more in (("--epochs", 2, "--checkpoint-every", 1), ("--epochs", 1, "--resume")):
+        run(t, "train", "planted:60", "--num-parts", 2, *more)
+
+
 def other_parts(t):
     """Resume in a folder with the parts of another training."""
     for name, num_parts in (("graph", 1), ("runs/graph", 2)):
@@ -178,6 +183,7 @@ def moved(t):
 
 
 CASES = {
+    "gas train, fewer epochs than before": fewer_epochs,
     "a graph folder of one direction": one_way_folder,
     "a graph that has moved": moved,
     "gas train, the parts of another training": other_parts,

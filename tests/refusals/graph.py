@@ -173,6 +173,23 @@ def contradictory_classes():
 
 
 CASES = {
+    "cluster, node ids in a list": lambda t: gas.cluster(ring(train_idx=[0, 1]), 2, log=False),
+    "cluster, node ids in an array": lambda t: gas.cluster(
+        ring(val_index=np.arange(2)), 2, log=False
+    ),
+    "cluster, node ids that are real numbers": lambda t: gas.cluster(
+        ring(test_nodes=torch.ones(2)), 2, log=False
+    ),
+    "cluster, rows of edges in an array": lambda t: gas.cluster(
+        ring(edge_attr=np.arange(8)), 2, log=False
+    ),
+    "cluster, weights in an array": lambda t: gas.cluster(
+        ring(edge_weight=np.ones(8)), 2, log=False
+    ),
+    "cluster, fewer ids than nodes": lambda t: gas.cluster(ring(node_id=list("abc")), 2, log=False),
+    "Adjacency.of, more weights than edges": lambda t: Adjacency.of(RING, 4, torch.ones(9)),
+    "Adjacency.of, a matrix and weights": lambda t: Adjacency.of(csr(), None, torch.ones(4)),
+    "Adjacency.of, a matrix of another size": lambda t: Adjacency.of(csr(), 9),
     "cluster, arguments in another order": lambda t: gas.cluster(2, ring()),
     "cluster, balanced by what isn't there": lambda t: gas.cluster(
         ring(), 2, log=False, balance="val_mask"

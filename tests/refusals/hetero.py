@@ -177,6 +177,7 @@ CASES = {
     "cluster, unknown number of nodes": lambda t: cut(typed(lambda d: d["a"].__delattr__("x"))),
     "cluster, a label too few": lambda t: changed("p", "y", torch.zeros(7)),
     "cluster, a mask too short": lambda t: changed("p", "train_mask", torch.ones(7) > 0),
+    "cluster, node ids in a list": lambda t: changed("p", "train_idx", [0, 1]),
     "cluster, labels in a list": lambda t: changed("p", "y", [0] * 8),
     "cluster, a weight too few": lambda t: changed(CITES, "edge_weight", torch.ones(7)),
     "cluster, edges of no type of nodes": lambda t: changed(

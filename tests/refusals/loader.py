@@ -71,6 +71,7 @@ def told(loss):
 
 NO_LABELS = torch.zeros(4, dtype=torch.bool)
 CASES = {
+    "SubgraphLoader, a sampler of parts that aren't there": lambda t: list(with_sampler([0, 7])),
     "SubgraphLoader, an attribute 'views'": lambda t: load(ring(views=torch.ones(4))),
     "SubgraphLoader, an unknown name": lambda t: load(shuffled=True),
     "batch.to, no CUDA": lambda t: without_cuda(

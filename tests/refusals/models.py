@@ -44,6 +44,7 @@ CASES = {
     "APPNP, a negative share": lambda t: models.APPNP(**SIZES, alpha=-1),
     "GCN2, several widths": lambda t: models.GCN2(**{**SIZES, "hidden_channels": [2]}),
     "GCN2, more than all": lambda t: models.GCN2(**SIZES, alpha=2),
+    "GraphSAGE, no aggregation": lambda t: models.GraphSAGE(**SIZES, aggr=None),
     "GCN2, no theta": lambda t: models.GCN2(**SIZES, theta=None),
     "GCN2, a negative theta": lambda t: models.GCN2(**SIZES, theta=-5),
     "GraphSAGE, an unknown aggregation": lambda t: models.GraphSAGE(**SIZES, aggr="middle"),

@@ -277,6 +277,13 @@ def named(ids=("a", "b", "c", "d")):
     return ring(parts=HALVES, perm=torch.arange(4), node_id=list(ids))
 
 
+def fewer_ids():
+    graph, model = named(), Model()
+    model.predict(graph, ids=["b"])
+    graph.node_id = ["a", "b"]
+    model.predict(graph, ids=["b"])
+
+
 CASES = {
     "model(), without anything": lambda t: Model()(),
     "model.to, no CUDA": lambda t: without_cuda(
@@ -317,6 +324,8 @@ CASES = {
         ring(parts=HALVES, perm=torch.arange(4)), ids=["a"]
     ),
     "predict, an id that isn't there": lambda t: predict(named(), ids=["b", "e", "f"]),
+    "predict, no ids": lambda t: predict(named(), ids=[]),
+    "predict, fewer ids than nodes": lambda t: fewer_ids(),
     "predict, one id": lambda t: predict(named(), ids="b"),
     "predict, ids that several nodes have": lambda t: predict(named(list("abca")), ids=["b"]),
     "predict, ids and rows": lambda t: predict(named(), ids=["b"], nodes=torch.tensor([1])),

@@ -254,3 +254,23 @@ def test_a_checkpoint_brings_the_order_of_its_rows(tmp_path):
         with pytest.raises(ValueError, match="another clustering than those before"):
             loaded(next(iter(gas.SubgraphLoader(second, log=False))))
         loaded(next(iter(gas.SubgraphLoader(first, log=False))))
+
+
+def test_staleness_on_another_clustering_is_refused():
+    data, model = random_graph(), SAGE(60, 5, 3)
+    first, second = (gas.cluster(data, parts, log=False) for parts in (3, 5))
+    model.refresh(first, log=False)
+    assert len(model.staleness(gas.SubgraphLoader(first, log=False))) == len(model.histories)
+    with pytest.raises(ValueError, match="another clustering than those before"):
+        model.staleness(gas.SubgraphLoader(second, log=False))
+
+
+def test_a_model_without_histories_takes_any_clustering():
+    data = random_graph()
+    model = gas.models.GraphSAGE(60, 5, 8, 3, num_layers=1).eval()
+    full = model(data.x, gas.nn.Adjacency.of(data.edge_index, 60))
+    for parts in (3, 5):
+        graph = gas.cluster(data, parts, log=False)
+        for batch in gas.SubgraphLoader(graph, log=False):
+            own = graph.perm[batch.n_id[: batch.batch_size]]
+            torch.testing.assert_close(model(batch), full[own])

@@ -177,6 +177,18 @@ def test_nodes_by_their_own_ids(kind):
         model.predict(graph, ids=[np.asarray(given)[7].item(), "python3-nump", "x"])
 
 
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_ids_that_were_changed_in_place_are_found_anew(kind):
+    _, model, graph = made()
+    model.predict(graph)
+    graph.node_id = kind([*range(150)])
+    before = model.predict(graph, ids=[3])
+    graph.node_id[3], graph.node_id[4] = 1004, 1003
+    with pytest.raises(ValueError, match="'ids' holds 3, which no node"):
+        model.predict(graph, ids=[3])
+    torch.testing.assert_close(model.predict(graph, ids=[1004]), before)
+
+
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_a_mask_of_all_nodes_of_a_small_graph(num_nodes):
     data = random_graph(num_nodes, 8)

@@ -116,3 +116,14 @@ def test_a_loader_that_prefetches():
     model.refresh(prefetching)
     assert gas.evaluate(model, prefetching) == gas.evaluate(model, loader)
     assert gas.predictions(model, prefetching)["node"].tolist() == list(range(60))
+
+
+def test_a_model_that_was_made_in_inference_mode():
+    data = random_graph()
+    graph = gas.cluster(data, 6, log=False)
+    with torch.inference_mode():
+        model = gas.models.GraphSAGE(60, 5, 8, 3, num_layers=3)
+        out = model.predict(graph)
+        torch.testing.assert_close(model.predict(graph, nodes=torch.tensor([3, 59])), out[[3, 59]])
+        full = model.eval()(data.x, gas.nn.Adjacency.of(data.edge_index, 60))
+    torch.testing.assert_close(out, full)

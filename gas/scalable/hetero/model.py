@@ -14,7 +14,7 @@ from torch_geometric.data import HeteroData
 
 from gas.graph import to_original_order, with_hetero_csr_features
 from gas.history import relative_error
-from gas.loader import HeteroLoader, batches_in_order, find_node_order
+from gas.loader import NODE_ORDER, HeteroLoader, batches_in_order, find_node_order
 from gas.native import check_flags, share_cores, skip_frame
 from gas.scalable.base import moved_bytes, preserve_modes
 from gas.scalable.call import StopForward, run_call
@@ -135,7 +135,7 @@ class HeteroModel(PlannedModel):
                     f"'batch' names the node {int(n_id.max())} of type '{kind}', but the histories "
                     f"are for {size}: convert the module with the graph that it is trained on"
                 )
-        check_order(self, batch[next(iter(self.num_nodes))].n_id)
+        check_order(self, getattr(batch[next(iter(self.num_nodes))].n_id, NODE_ORDER, None))
 
     def _check_attributes(self, data: HeteroData) -> None:
         """Refuse a graph, or a mini-batch of it, with other attributes than the converted graph."""
