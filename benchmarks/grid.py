@@ -7,8 +7,8 @@ A cell is a graph, a model of PyG (3 layers, 128 channels, dropout .5) and a nor
 batch is trained at every learning rate, until its validation score has not risen for 60 epochs. Let
 B be the best of these scores, and t the seconds to it. Histories then get ``3 t`` seconds at every
 rate, by ``gas.fit`` with its defaults, with the parts that ``gas.plan`` prefers among histories;
-on smaller graphs, its plan is a full batch. (Results of AmazonComputers are without warm-up; those
-with BatchNorm of other graphs, but for CoauthorPhysics with GraphSAGE, had one.) What counts is
+on smaller graphs, its plan is a full batch. (Which runs had a
+warm-up is said in docs/convergence.md.) What counts is
 whether they reach B less .5 points (without a norm, B less 1.5), and after how many seconds.
 Finished runs are saved, and skipped by a later call.
 
