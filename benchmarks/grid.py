@@ -7,10 +7,9 @@ A cell is a graph, a model of PyG (3 layers, 128 channels, dropout .5) and a nor
 batch is trained at every learning rate, until its validation score has not risen for 60 epochs. Let
 B be the best of these scores, and t the seconds to it. Histories then get ``3 t`` seconds at every
 rate, by ``gas.fit`` with its defaults, with the parts that ``gas.plan`` prefers among histories;
-on smaller graphs, its plan is a full batch. (Which runs had a
-warm-up is said in docs/convergence.md.) What counts is
-whether they reach B less .5 points (without a norm, B less 1.5), and after how many seconds.
-Finished runs are saved, and skipped by a later call.
+on smaller graphs, its plan is a full batch. (docs/convergence.md says which runs had a warm-up.)
+What counts is whether they reach B less .5 points (without a norm, B less 1.5), and after how many
+seconds. Finished runs are saved, and skipped by a later call.
 
 With ``--processor-time`` a second is one of the process's processor time: for one thread on a
 machine that has other work.
