@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterable
-from typing import cast
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import Adjacency, Versions, copy_graph, get_mapped_rows, version
-from gas.history import Encoded, quantize
+from gas.history import Encoded
 from gas.loader.batch import SubData, num_bytes, tensors_in_memory
 from gas.loader.lazy import get_lazy
 from gas.native import Relabeler, free_memory
@@ -168,8 +167,7 @@ class FeatureSums:
         if not torch.is_grad_enabled():
             return None  # They pay from the second pass on.
         sums = None
-        size = 0 if isinstance(x, Encoded) and x.store.tier == "disk" else x.nbytes
-        if size <= free_memory() // MEMORY_DIVISOR and relabel.col.numel() < EDGE_LIMIT:
+        if x.nbytes <= free_memory() // MEMORY_DIVISOR and relabel.col.numel() < EDGE_LIMIT:
             weight = relabel.weight if weighted else None
             adj = Adjacency.from_valid_csr(relabel.rowptr, relabel.col, weight, relabel.num_nodes)
             with torch.no_grad():
@@ -189,37 +187,29 @@ class FeatureSums:
 
 
 def _has_sums(x: Tensor) -> bool:
-    """Return whether features are a dense matrix in memory that isn't learnt, or quantised."""
+    """Return whether features are a dense matrix in memory, of any precision, not learnt."""
     if isinstance(x, Encoded):
-        return x.store.tier in ("host", "pinned", "disk")  # Others may be written to.
+        return x.store.tier in ("host", "pinned")
     if x.requires_grad or get_mapped_rows(x) is not None:
         return False
     is_table = x.layout == torch.strided and x.dim() == 2 and x.is_cpu
     return is_table and x.dtype in (torch.float32, torch.float64)
 
 
-def _sum_encoded(x: Encoded, adj: Adjacency, reduce: str, spmm: Product) -> Tensor | None:
-    """Sum quantised rows by blocks of edges; sums are exact, and in memory or on disk as ``x``.
-
-    Returns:
-        The sums, of shape ``[N, width]``; ``None`` if the disk has no room.
-    """
+def _sum_encoded(x: Encoded, adj: Adjacency, reduce: str, spmm: Product) -> Tensor:
+    """Sum quantised rows by blocks of edges, of shape ``[N, width]``; sums aren't quantised."""
     at_once = max(1, BLOCK_VALUES // max(1, x.size(1)))
     entries = torch.arange(0, adj.num_entries, at_once, dtype=adj.rowptr.dtype)
     starts = torch.searchsorted(adj.rowptr, entries, right=True) - 1
-    zeros = torch.zeros(1, 1, dtype=x.dtype).expand(x.shape)
-    try:
-        sums = cast(Encoded, quantize(zeros, x.dtype, x.kind))
-        for first, last in itertools.pairwise(sorted({0, *starts.tolist(), x.size(0)})):
-            begin, end = int(adj.rowptr[first]), int(adj.rowptr[last])
-            ids, col = adj.col[begin:end].unique(return_inverse=True)
-            value = None if adj.value is None else adj.value[begin:end]
-            block = Adjacency.from_valid_csr(
-                adj.rowptr[first : last + 1] - begin, col.to(adj.col.dtype), value, ids.numel()
-            )
-            sums.write(first, spmm(block, x.read(ids.long()), None, reduce))
-    except OSError:
-        return None
+    sums = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+    for first, last in itertools.pairwise(sorted({0, *starts.tolist(), x.size(0)})):
+        begin, end = int(adj.rowptr[first]), int(adj.rowptr[last])
+        ids, col = adj.col[begin:end].unique(return_inverse=True)
+        value = None if adj.value is None else adj.value[begin:end]
+        block = Adjacency.from_valid_csr(
+            adj.rowptr[first : last + 1] - begin, col.to(adj.col.dtype), value, ids.numel()
+        )
+        sums[first:last] = spmm(block, x.read(ids.long()), None, reduce)
     return sums
 
 

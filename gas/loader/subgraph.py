@@ -88,9 +88,9 @@ class SubgraphLoader(BatchCutter, DataLoader):
         precompute: In training, compute the sums or means over neighbours with which a first layer
             of :mod:`gas.nn` begins, ``A x``, once for the whole graph. Batches then read a row of
             them for each of their nodes, instead of the halo's features and all edges. They take
-            as much memory as float32 features, and at most a quarter of what is free; those of
-            quantised features on disk are in a temporary file. Features that are learnt, changed in
-            place, sparse, or mapped from a graph folder have none. (default: ``True``)
+            as much memory as the features before quantisation, and at most a quarter of what is
+            free. Features that are learnt, changed in place, sparse, or on disk have none.
+            (default: ``True``)
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``, or
             ``sampler``: a :class:`gas.loader.PartSampler`; ``DistributedSampler(range(num_parts))``
             distributes the parts among processes, which a graph with ``shards`` doesn't need.

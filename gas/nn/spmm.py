@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gas.graph import Adjacency
-from gas.history import ROWS_HINT, Encoded, Features, Rows
+from gas.history import ROWS_HINT, Features, Rows
 from gas.native import TYPES, gather_rows
 from gas.native import sparse as kernels
 
@@ -70,8 +70,7 @@ def spmm(
         return kernels.extreme(adj.matrix_for(x.own), values, x.own, reduce == "max")[0]
     if weight is None and (sums := find_sums(adj, x, reduce)) is not None:
         assert isinstance(x, Features)
-        index = x.index[: x.num_own]
-        return sums.read(index) if isinstance(sums, Encoded) else gather_rows(sums, index)
+        return gather_rows(sums, x.index[: x.num_own])
     if weight is None and adj.value is not None:
         weight = adj.value.to(x.dtype)
     if weight is not None:
