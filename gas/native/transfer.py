@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,8 +54,8 @@ def check_row_index(
     """
     if (offset is None) != (count is None):
         raise ValueError("'offset' and 'count' describe ranges together: pass both or neither")
-    if getattr(n_id, "dtype", torch.int64) != torch.int64 or isinstance(n_id, list):
-        check_index("n_id", cast(Tensor, n_id))
+    if n_id is not None and getattr(n_id, "dtype", None) != torch.int64:
+        check_index("n_id", n_id)
     if offset is not None and count is not None and not _has_short_ranges(n_id, offset, count):
         return _check_row_ranges(num_rows, n_id, offset, count, num_embeddings)
     if n_id is not None:
