@@ -102,7 +102,7 @@ def save(
             for a ``torch.Generator``, their state is saved.
 
     Returns:
-        The folder of the new checkpoint.
+        The folder of the new checkpoint; with ``background``, a ``Future`` of it.
 
     Raises:
         ValueError: If a value can't be saved, naming it; nothing was written.

@@ -207,8 +207,9 @@ def bench(
     Args:
         graph: A data set by name, or the path of tables or of a graph folder.
         workload: The model, and how the graph is opened.
-        num_parts: The number of parts. Without it, what gas plan recommends.
-        batch_size: Parts per mini-batch. Without it, what gas plan recommends.
+        num_parts: The number of parts. Without it, that of gas plan's best candidate of several
+            steps per epoch.
+        batch_size: Parts per mini-batch. Without it, that of the same candidate.
         repeats: The number of measured epochs of each.
         json: The file to write all numbers into.
     """

@@ -88,7 +88,11 @@ def _cuda() -> Finding:
         return Finding("CUDA", "no device; everything runs on the CPU")
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     has_kernels = C is not None and C.WITH_CUDA
-    cure = "" if has_kernels else "GAS_WITH_CUDA=ON pip install . builds the kernels of this GPU"
+    cure = (
+        ""
+        if has_kernels
+        else "pip install . in a checkout builds the kernels of this GPU, if nvcc is installed"
+    )
     return Finding("CUDA", names, cure)
 
 

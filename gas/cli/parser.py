@@ -56,10 +56,10 @@ class GraphOptions:
 class ModelOptions:
     """Choose the model, and where settings come from."""
 
-    model: Choice[str, MODEL_NAMES] | None = None  # The model.
+    model: Choice[str, MODEL_NAMES] | None = None  # The model. (None: gcn, or sage with --hetero)
     config: Path | None = None
     """A YAML file of settings, such as settings.yaml of a run, for all options that aren't given.
-    (None: that of benchmarks/ for the data set and the model, in a checkout)"""
+    (None: no file; examples/train_gas.py takes that of benchmarks/ for the data and the model)"""
     num_layers: int | None = None  # The number of layers.
     hidden_channels: int | None = None  # The width of hidden layers.
     dropout: float | None = None  # The probability of dropping an element of an embedding.
@@ -109,13 +109,17 @@ class HistoryOptions:
     pack: tuple[str, ...] | None = None
     """Arrange what --store disk holds by what batches read, with so much of it in memory, such as
     2GB. Without a value: what --memory leaves, or none. (None: no packing)"""
-    io: Choice[str, IO_MODES] = "concurrent"  # How rows move.
+    io: Choice[str, IO_MODES] = "concurrent"
+    """How rows move: serial, when a layer needs them; concurrent, during the computation; none, not
+    at all, with wrong results, for measurements."""
     prefetch: bool = False  # Start pulls a batch ahead.
     eval: Choice[str, EVALUATIONS] | None = None
-    """How the graph is evaluated. (None: full up to 20,000 nodes, and with --full-batch)"""
+    """How the graph is evaluated. (None: full with --full-batch, and for graphs in memory of at
+    most 20,000 nodes and 3 million edges; else layerwise)"""
     verify: bool = False  # First compare mini-batches with the uncut graph.
     refresh: Choice[str, REFRESHES] | None = None
-    """How all histories are computed after each epoch. (None: as --eval)"""
+    """How all histories are computed after each epoch. (None: none with
+    --full-batch, and where weights are averaged and --eval is full; else as --eval)"""
 
 
 @dataclass(frozen=True)
@@ -124,13 +128,15 @@ class AugmentationOptions:
 
     augment: Choice[str, AUGMENTATIONS] | None = None  # The method. (None: no augmentation)
     num_steps: int = 12  # mh_aug: transitions per epoch.
-    reference_size: int | None = None  # mh_aug: temper to so many nodes. (None: no tempering)
+    reference_size: int | None = None
+    """mh_aug: accept as many changes as on a graph of so many nodes. (None: as the chain does)"""
     drop: float = 0.3  # drop_edge: the probability.
     kl: float | None = None
-    """The weight of the divergence between both views. (None: mh_aug: as published; 0)"""
+    """The weight of the divergence between both views. (None: as published for mh_aug, else 0)"""
     entropy: float | None = None
-    """The weight of the entropy of predictions. (None: mh_aug: as published; 0)"""
-    bank: Choice[str, BANKS] = "original"  # The histories of views.
+    """The weight of the entropy of predictions. (None: as published for mh_aug, else 0)"""
+    bank: Choice[str, BANKS] = "original"
+    """The histories that views read: those of the graph, or a set for each view."""
 
 
 @dataclass(frozen=True)

@@ -70,11 +70,13 @@ class Settings:
     lr: float = 0.01
     """The learning rate of Adam."""
     reg_weight_decay: float = 0.0
-    """The weight decay of the modules that gas.models regularise."""
+    """The weight decay of all layers but the last; of models with linear layers at both ends, of
+    the convolutions."""
     nonreg_weight_decay: float = 0.0
     """The weight decay of the other modules."""
     grad_norm: float | None = None
-    """The bound of gradient clipping. (None: no clipping)"""
+    """The bound of the norm of the gradient. In a file of --config, grad_norm: null turns clipping
+    off. (None: no clipping)"""
     edge_dropout: float = 0.0
     """The probability of dropping an edge of a batch."""
     max_steps: int | None = None

@@ -82,6 +82,9 @@ def to_scalable(
         **kwargs: Options of :class:`gas.ScalableGNN`, such as ``store`` or ``dtype``, which is
             ``torch.float64`` by default if all parameters are, or ``data.x`` of a module without.
 
+    Returns:
+        A :class:`gas.ScalableGNN`; of a ``HeteroData``, a :class:`gas.scalable.HeteroModel`.
+
     Raises:
         ValueError: If ``net`` can't be traced, or isn't exact on mini-batches, naming the layer.
     """

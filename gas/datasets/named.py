@@ -76,6 +76,7 @@ def get_data(
     Raises:
         ValueError: If there is no such data set or split, or a file doesn't hold a usable graph.
         ConnectionError: If raw files are missing and can't be downloaded, naming them.
+        ImportError: If pyarrow, for tables, or ogb, for its data sets, is missing.
     """
     name = _check_places(root, name)
     if columns and not _is_path(name):

@@ -68,11 +68,12 @@ def cluster(
         loader = gas.SubgraphLoader(graph, batch_size=10, shuffle=True)
 
     Args:
-        data: The graph; it is not modified. Its features ``x`` may be sparse, a matrix of
-            ``torch.sparse`` or SciPy. A ``HeteroData`` is partitioned as one graph; each part gets
-            about equally many nodes of every type, and of those in its ``train_mask``. Each type
-            then has ``parts`` and ``perm``. ``shards``, ``"auto"``, ``edge_weight``, ``in_place``,
-            ``out``, ``balance`` and ``sparse_features`` are not supported for it.
+        data: The graph; it is not modified, unless ``in_place``. Its features ``x`` may be sparse,
+            a matrix of ``torch.sparse`` or SciPy. A ``HeteroData`` is partitioned as one graph;
+            each part gets about equally many nodes of every type, and of those in its
+            ``train_mask``. Each type then has ``parts`` and ``perm``. ``shards``, ``"auto"``,
+            ``edge_weight``, ``in_place``, ``out``, ``balance`` and ``sparse_features`` are not
+            supported for it.
         num_parts: The number of parts, between 1 and the number of nodes. No part is empty.
             A multiple of ``shards``. ``"auto"``: what :func:`gas.plan` expects to be best for
             ``model``, on the CPU, in the memory that is free, ``batch_size`` of the graph included;

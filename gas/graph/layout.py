@@ -266,9 +266,12 @@ def drop_edges(adj_t: Any, p: float, training: bool = True) -> Any:
     The remaining weights are scaled by ``1 / (1 - p)``, unless all are 1.
 
     Args:
-        adj_t: An adjacency matrix in any layout.
+        adj_t: A ``torch.sparse_csr`` matrix, a ``SparseTensor`` or a :class:`gas.nn.Adjacency`.
         p: Probability in ``[0, 1)``.
         training: Whether to drop at all. (default: ``True``)
+
+    Returns:
+        A matrix in the same layout with the edges that are left, or ``adj_t`` itself.
 
     Raises:
         ValueError: If ``adj_t`` is no matrix, or ``p`` no such probability.

@@ -45,13 +45,16 @@ def permute(data: Data, perm: Tensor, log: bool = True, *, in_place: bool = Fals
     shards of :func:`gas.cluster` are removed, and so are dictionaries of tensors.
 
     Args:
-        data: The graph; it is not modified.
+        data: The graph; it is not modified, unless ``in_place``.
         perm: The old id of every new node, of shape ``[N]``, from :func:`gas.metis`.
         log: Report progress on standard error. (default: ``True``)
         in_place: Overwrite the tensors of ``data``, which can't be used afterwards, also if this is
             interrupted. It then takes additional memory for some columns of the features only. The
             tensors must be writable. Sparse and encoded features, an ``adj_t``, and tensors that
             share memory are copied nevertheless. (default: ``False``)
+
+    Returns:
+        The renumbered graph.
 
     Raises:
         ValueError: If ``perm`` is not a permutation of the nodes, or ``data`` a shard.

@@ -49,6 +49,9 @@ def quantize(
         path: The file of a ``"disk"`` store, which mustn't exist. (default: a temporary file,
             removed with the features)
 
+    Returns:
+        The features, a read-only matrix of the shape of ``x``.
+
     Raises:
         ValueError: If an argument is unusable, or a value is too large for ``dtype``, naming it.
         MemoryError: If there is no room; nothing has been allocated then.

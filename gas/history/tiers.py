@@ -18,7 +18,14 @@ MAX_SHARE = 0.5
 
 
 def pick_tier(num_bytes: int, path: str | Path | None = None) -> tuple[str, str]:
-    """Return the fastest tier with room for ``num_bytes`` of histories, and why it was picked."""
+    """Return the fastest tier with room for ``num_bytes`` of histories, and why it was picked.
+
+    Memory has room if they take at most half of what is free. Then comes the disk of ``path``, by
+    default that of temporary files.
+
+    Raises:
+        MemoryError: If they fit neither memory nor the disk.
+    """
     free = free_memory()
     need = human(num_bytes)
     if torch.cuda.is_available():

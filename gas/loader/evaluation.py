@@ -32,6 +32,9 @@ class EvalSubgraphLoader(SubgraphLoader):
         log: Report progress on standard error. (default: ``True``)
         **kwargs: Further arguments of :class:`SubgraphLoader`, ``shuffle`` and
             ``drop_last`` excepted.
+
+    Raises:
+        ValueError: If ``shuffle`` or ``drop_last`` is true, or as :class:`SubgraphLoader` does.
     """
 
     @check_flags

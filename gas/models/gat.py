@@ -21,7 +21,7 @@ class GAT(LayeredGNN):
 
     Args:
         num_nodes: The number of nodes of the graph.
-        in_channels: Input features per node.
+        in_channels: Input features per node; ``-1``: those of the first batch.
         hidden_channels: Width of each head of the hidden layers.
         hidden_heads: Attention heads of the hidden layers, whose outputs are concatenated.
         out_channels: Outputs per node.

@@ -119,9 +119,9 @@ class PNA(LayeredGNN):
         hidden_channels: Width of the hidden layers, or one width for each of them.
         out_channels: Outputs per node.
         num_layers: The number of convolutions.
-        aggregators: See :class:`PNAConv`.
-        scalers: See :class:`PNAConv`.
-        deg: See :class:`PNAConv`.
+        aggregators: Some of ``"sum"``, ``"mean"``, ``"max"`` and ``"min"``.
+        scalers: Some of ``"identity"``, ``"amplification"`` and ``"attenuation"``.
+        deg: The number of edges into each node of the training graph, of shape ``[N]``.
         dropout: Probability of dropping each element of a layer's input. (default: ``0.0``)
         drop_input: Drop input features as well. (default: ``True``)
         batch_norm: Normalise each hidden layer. (default: ``False``)

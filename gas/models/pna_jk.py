@@ -28,9 +28,9 @@ class PNA_JK(LayeredGNN):  # noqa: N801  # The published name.
         hidden_channels: Width of all convolutions.
         out_channels: Outputs per node.
         num_layers: The number of convolutions.
-        aggregators: See :class:`PNAConv`.
-        scalers: See :class:`PNAConv`.
-        deg: See :class:`PNAConv`.
+        aggregators: Some of ``"sum"``, ``"mean"``, ``"max"`` and ``"min"``.
+        scalers: Some of ``"identity"``, ``"amplification"`` and ``"attenuation"``.
+        deg: The number of edges into each node of the training graph, of shape ``[N]``.
         dropout: Probability of dropping each element of a layer's input. (default: ``0.0``)
         drop_input: Drop input features as well. (default: ``True``)
         batch_norm: Normalise the first linear layer and each convolution. (default: ``False``)

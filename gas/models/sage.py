@@ -21,7 +21,7 @@ class GraphSAGE(LayeredGNN):
 
     Args:
         num_nodes: The number of nodes of the graph.
-        in_channels: Input features per node.
+        in_channels: Input features per node; ``-1``: those of the first batch.
         hidden_channels: Width of the hidden layers, or one width for each of them.
         out_channels: Outputs per node.
         num_layers: The number of convolutions.

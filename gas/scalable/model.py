@@ -44,15 +44,16 @@ Model = TypeVar("Model", bound="ScalableGNN")
 class ScalableGNN(FormerNames, BatchModel):
     """Base class of models that train on mini-batches with historical embeddings.
 
-    A subclass writes ``forward`` as it would for the full graph, and passes the output of every
-    layer but the last through :meth:`push_and_pull`::
+    Its ``forward`` passes the output of every layer but the last through :meth:`push_and_pull`.
+    Layers with a root term (SAGE, GIN, GAT) take the rows of sources and targets, GCNConv ``x``::
 
         class GNN(gas.ScalableGNN):
             def forward(self, x, adj_t, *args):
+                batch_size = args[0]  # None on a full batch.
                 for conv, history in zip(self.convs[:-1], self.histories):
-                    x = conv(x, adj_t).relu()
+                    x = conv((x, x[:batch_size]), adj_t).relu()
                     x = self.push_and_pull(history, x, *args)
-                return self.convs[-1](x, adj_t)
+                return self.convs[-1]((x, x[:batch_size]), adj_t)
 
     A batch computes the in-batch nodes exactly and reads the halo's embeddings from the histories,
     without gradient. Batches write the histories both in training and in evaluation mode.
@@ -72,21 +73,20 @@ class ScalableGNN(FormerNames, BatchModel):
         store: The place of the histories: ``"device"``, ``"pinned"``, ``"host"``, ``"disk"``,
             ``"auto"`` or a function; see :class:`gas.History`. ``"auto"`` prints its choice on
             standard error. (default: the CPU's memory, pinned if there is a GPU, or ``device``)
-        path: A directory for ``store="disk"``; histories found there are opened with their rows.
-            If ``torch.distributed`` has been initialised with several processes, each has its
-            files in ``rank_0``, ``rank_1``, ... of it. (default: a temporary directory)
+        path: A directory for ``store="disk"`` or ``"auto"``; histories found there are opened with
+            their rows. Of several ranks, each has its files in ``rank_0``, ``rank_1``, ... of it.
+            (default: a temporary directory)
         io: ``"serial"`` moves rows when the forward pass needs them. ``"concurrent"`` starts the
             pulls of all histories when the model is called, so that they overlap with the
             computation if a core is idle or the store is slow; results are bitwise equal.
-            ``"none"`` moves nothing, which is wrong on purpose: the upper bound for benchmarks. May
-            be set later. (default: ``"concurrent"``)
+            ``"none"`` moves nothing, which is wrong on purpose. (default: ``"concurrent"``)
         prefetch: With a :class:`gas.PrefetchLoader`, the number of batches ahead for which pulls
             may start, 0 or 1. With 1 a batch doesn't see the rows pushed by the batch before it:
             its rows can be one step older. (default: ``0``)
 
     Raises:
         ValueError: If an argument is unusable, naming it.
-        MemoryError: If there is no room for the histories; nothing has been allocated then.
+        MemoryError, OSError: If memory or disk has no room for the histories; none is made then.
     """
 
     def __init__(

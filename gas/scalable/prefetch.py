@@ -37,6 +37,9 @@ class PrefetchLoader:
     Args:
         loader: The batches, such as :class:`gas.SubgraphLoader`.
         model: The model that computes them, one after the other.
+
+    Raises:
+        ValueError: If ``model`` isn't a :class:`gas.ScalableGNN`.
     """
 
     def __init__(self, loader: Iterable[SubData], model: ScalableGNN) -> None:

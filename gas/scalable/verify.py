@@ -140,6 +140,9 @@ def verify(
             histories' precision ``2e-3`` for float16, ``2e-2`` for bfloat16 and int8)
         **kwargs: Further arguments of :class:`gas.EvalSubgraphLoader`, such as ``layout``.
 
+    Returns:
+        A :class:`gas.scalable.Verification`, which is true if everything is exact.
+
     Raises:
         ValueError: If the graph isn't that of the histories, or an argument is unusable.
         MemoryError: If not even a neighbourhood fits.

@@ -88,7 +88,7 @@ def evaluate(
 
 
 def predictions(model: Any, graph: Any, *, split: int = 0, **options: Any) -> dict[str, Any]:
-    """Return a table of a model's predictions by node id, as ``train_gas.py`` writes it.
+    """Return a table of a model's predictions by node id, as ``gas train`` writes it.
 
     ``pandas.DataFrame(gas.predictions(model, graph))`` has a row for each node, in the order of the
     graph before :func:`gas.cluster`.

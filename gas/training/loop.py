@@ -101,6 +101,7 @@ def train_epoch(
         FloatingPointError: If a loss isn't finite, naming the epoch, if ``progress`` has it, and
             the batch, from 1: on the CPU before it changes the weights; on a GPU, and with several
             ranks, at the end of the epoch, so that no step waits for it.
+        ValueError: If an argument is unusable, naming it, or ``model`` is of a heterogeneous graph.
     """
     ranks = getattr(model, "ranks", None)
     check_options(

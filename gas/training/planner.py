@@ -107,7 +107,7 @@ def plan(
         store: The place of the histories. (default: that of ``model``; if it has none, in memory,
             or else on the disk)
         evaluation: The evaluation after every epoch: ``"layerwise"``, ``"full"`` or ``"none"``.
-            (default: that of :func:`gas.fit`, ``"full"`` up to 20,000 nodes)
+            (default: that of :func:`gas.fit`, ``"full"`` up to 20,000 nodes and 3 million edges)
         evaluate_apart: Whether evaluation has separate histories. (default: ``False``)
         layout: See :class:`gas.SubgraphLoader`.
         edge_weight: See :class:`gas.SubgraphLoader`. (default: ``True``)
@@ -117,6 +117,9 @@ def plan(
         seed: See :func:`gas.metis`; also the seed of the choice of batches. (default: ``0``)
         cache: See :func:`gas.metis`. (default: ``True``)
         log: Report progress on standard error. (default: ``True``)
+
+    Returns:
+        The choice, a :class:`gas.training.Plan`; printed, it shows all candidates.
 
     Raises:
         ValueError: If an argument is unusable, naming it.

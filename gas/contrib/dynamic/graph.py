@@ -1,4 +1,4 @@
-"""A dynamic graph, whose nodes and edges are added and removed, with its model."""
+"""A dynamic graph, which gets nodes and edges and loses edges, and its model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ UNSUPPORTED_OPTIONS = ("shards", "out", "memory", "in_place")
 
 
 class DynamicGraph:
-    """A graph that is partitioned once, and whose nodes and edges are added and removed.
+    """A graph that is partitioned once, then gets nodes and edges, and loses edges.
 
     New nodes are appended, in parts of their own of the average size; edges are merged into the
     compressed rows. Nothing is partitioned or sorted again. The histories of the model grow, and
