@@ -8,7 +8,7 @@ from typing import Any
 
 from torch_geometric.data import Data, HeteroData
 
-from gas import EvalSubgraphLoader, SubgraphLoader
+from gas import SubgraphLoader
 from gas.training import make_inference_loader
 
 try:
@@ -72,16 +72,19 @@ class PartitionData(LightningDataModule):
         options = {"shuffle": True, "log": False, **options}
         kind = _HeteroTrainingLoader if isinstance(graph, HeteroData) else _TrainingLoader
         self.loader = kind(graph, batch_size=batch_size, **options)
+        self._in_order = {**options, "batch_size": batch_size, "shuffle": False}
 
     def train_dataloader(self) -> SubgraphLoader:
         """Return the mini-batches of training."""
         self._fill_histories(norms=True)
         return self.loader
 
-    def val_dataloader(self) -> EvalSubgraphLoader:
+    def val_dataloader(self) -> SubgraphLoader:
         """Return the mini-batches of all nodes, in order."""
         if self.trainer is not None and self.trainer.state.fn != "fit":
             self._fill_histories(norms=False)  # Those that are tested are the checkpoint's.
+        if isinstance(self.loader, _HeteroTrainingLoader):
+            return SubgraphLoader(self.loader.hetero_data, **self._in_order)
         return make_inference_loader(self.loader)
 
     test_dataloader = val_dataloader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import pickle
 import random
 import sys
 import threading
@@ -315,10 +316,9 @@ def _find_generators(net: Module) -> list[tuple[Callable[[], Any], Callable[[Any
     return found
 
 
-def random_states(net: Module) -> list[str]:
+def random_states(net: Module) -> list[bytes]:
     """Return the states of generators of Python and NumPy, and those that a module keeps."""
-    states = [get() for get, _ in _find_generators(net)]
-    return [str(each.tolist() if isinstance(each, Tensor) else each) for each in states]
+    return [pickle.dumps(get()) for get, _ in _find_generators(net)]
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ def _sizes(data: Data) -> tuple[int, int] | None:
 def _is_by_row(data: Data, key: str, value: Tensor) -> bool:
     """Return whether a tensor is stacked along its first dimension, as PyG batches attributes."""
     named = key in ("edge_index", "adj_t", "num_nodes", "edge_label_index")
-    named = named or (key == "edge_label" and "edge_label_index" in data)  # Of those pairs.
+    named = named or (key.startswith("edge_label") and "edge_label_index" in data)  # Of those.
     if named or value.dim() == 0:
         return False
     # PyG stacks attributes with "index" in their name along the last dimension.

@@ -11,6 +11,7 @@ from torch_geometric.data import Data
 
 from gas.graph.attributes import PARTS
 from gas.graph.edges import read_csr
+from gas.graph.folder.opening import check_is_graph
 from gas.native import Relabeler
 
 
@@ -72,6 +73,7 @@ def partition_report(data: Data, ptr: Tensor | None = None) -> PartitionReport:
     Raises:
         ValueError: If the graph has no parts, or ``ptr`` is of another graph.
     """
+    check_is_graph(data)
     ptr = data.get(PARTS) if ptr is None else ptr
     (rowptr, col, _), _ = read_csr(data, edge_weight=False)
     check_ptr(ptr, rowptr.numel() - 1)

@@ -108,6 +108,11 @@ class LinkLoader(SubgraphLoader):
         )
         part = torch.searchsorted(self.ptr, pairs[0].contiguous(), right=True) - 1
         order = part.argsort(stable=True)
+        self._pair_rows = {  # Further attributes of pairs, such as edge_label_time.
+            key: self.data[key][order] for key in self._other_keys
+            if key.startswith(f"{LABELS}_") and len(self.data[key]) == order.numel()
+        }  # fmt: skip
+        self._other_keys = [key for key in self._other_keys if key not in self._pair_rows]
         self._pairs, self._label, self._input_id = pairs[:, order], label[order], order
         self._is_link = (self._label.view(order.numel(), -1) != 0).any(1)  # Positive pairs.
         first = torch.searchsorted(part[order], torch.arange(self.ptr.numel()))
@@ -195,6 +200,8 @@ class LinkLoader(SubgraphLoader):
             )
             _add_pairs(batch.data, given, self._label[which], src, dst, self.neg_sampling)
             batch.data.input_id = self._input_id[which]
+            for key, rows in self._pair_rows.items():
+                batch.data[key] = rows[which]
         return batch
 
     def _draw(

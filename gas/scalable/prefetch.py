@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import torch
+from torch_geometric.data import Data
 
 from gas.graph import Adjacency, Uses
 from gas.history import BatchPulls
@@ -48,6 +49,8 @@ class PrefetchLoader:
                 f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN: for others, "
                 "such as those of heterogeneous graphs, loop over the loader itself"
             )
+        if isinstance(loader, Data):
+            raise ValueError("'loader' is a graph, expected gas.SubgraphLoader(graph)")
         self.loader = loader
         self.model = model
         self._order: dict[str, Any] | None = None  # Of the current epoch.

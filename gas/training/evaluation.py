@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -79,12 +78,8 @@ def evaluate(
     out, y = found.out, found.get("y")
     given = {name: found.mask(name, split) for name in SPLITS}
     masks = {name: mask for name, mask in given.items() if mask is not None}
-    known = known_target_mask(y).view(y.size(0), -1).any(dim=1)
-    metric = metric or ("roc_auc" if _is_binary(out, y) else metric_of(y))
-    return {
-        name: score(metric, out, y, mask & known) if bool((mask & known).any()) else math.nan
-        for name, mask in masks.items()
-    }
+    metric = metric or _usual_metric(out, y)
+    return {name: score(metric, out, y, mask) for name, mask in masks.items()}
 
 
 def predictions(model: Any, graph: Any, *, split: int = 0, **options: Any) -> dict[str, Any]:
@@ -174,16 +169,16 @@ def prediction_columns(found: Predictions, split: int) -> dict[str, Any]:
     out = out.view(-1, 1) if out.dim() == 1 else out
     if y is not None and y.dim() == 2 and y.size(1) == 1 and out.size(1) > 1:
         y = y.view(-1)
-    if out.size(1) == 1 if y is None else is_real(y):
+    if out.size(1) == 1 if y is None else _is_of_numbers(out, y):
         columns["prediction"] = out.view(-1).numpy()
-        label = None if y is None else y.view(-1).numpy()
+        label = None if y is None else (y.float() if y.is_floating_point() else y).view(-1).numpy()
     elif y is not None and y.dim() == 2 and not _is_binary(out, y):
         if holds_labels(y):
             columns["prediction"] = list((out > 0).int().numpy())
             columns["probability"] = list(out.sigmoid().numpy())
             label = _labels(y)
         else:
-            columns["prediction"], label = list(out.numpy()), list(y.numpy())
+            columns["prediction"], label = list(out.numpy()), list(y.float().numpy())
     else:
         if out.size(1) == 1:  # One output of two classes.
             out = torch.cat([torch.zeros_like(out), out], dim=1)
@@ -258,10 +253,26 @@ def _scored_type(model: Any, out: Any, graph: HeteroData) -> str:
     return kinds[0]
 
 
+def _usual_metric(out: Tensor, y: Tensor) -> str:
+    """Return the metric of outputs and targets by default."""
+    if _is_binary(out, y):
+        return "roc_auc"
+    return "r2" if _is_of_numbers(out, y) else metric_of(y)
+
+
 def _is_binary(out: Tensor, y: Tensor) -> bool:
     """Return whether a single output distinguishes two classes."""
-    is_single = out.dim() == 1 or out.size(1) == 1
-    return is_single and not y.is_floating_point() and (y.dim() == 1 or y.size(1) == 1)
+    return _is_single(out) and _is_single(y) and not y.is_floating_point() and bool((y < 2).all())
+
+
+def _is_of_numbers(out: Tensor, y: Tensor) -> bool:
+    """Return whether outputs are real numbers: also a single one of integers such as counts."""
+    return is_real(y) or (_is_single(out) and _is_single(y) and not _is_binary(out, y))
+
+
+def _is_single(rows: Tensor) -> bool:
+    """Return whether each node has one number, of shape ``[N]`` or ``[N, 1]``."""
+    return rows.dim() == 1 or rows.size(1) == 1
 
 
 def _labels(y: Tensor) -> list[Any]:
@@ -283,6 +294,11 @@ def _name_classes(classes: Tensor, names: Sequence[Any] | None) -> np.ndarray:
         return codes
     most = int(codes.max(initial=-1)) + 1
     known = list(range(most) if names is None else names)[:most]
+    if len(known) < most:
+        raise ValueError(
+            f"'classes' of the graph has {len(known)} names, but there is the class {most - 1}: "
+            "give it a name for each output of the model"
+        )
     if are_known:
         return np.array(known)[codes]
     table = np.empty(most + 1, dtype=object)  # The last entry, at -1, stays None.

@@ -19,7 +19,13 @@ from gas.scalable import ScalableGNN, graph_of, is_tracked, refresh_and_predict
 from gas.training.callbacks import Callback, CallbackList, check_metrics
 from gas.training.epochs import run_epochs
 from gas.training.full_batch import FullBatch, make_full_batch
-from gas.training.loop import check_options, check_trainable, refuse_types, train_epoch
+from gas.training.loop import (
+    check_loader,
+    check_options,
+    check_trainable,
+    refuse_types,
+    train_epoch,
+)
 from gas.training.metrics import (
     Metric,
     check_known_targets,
@@ -68,12 +74,14 @@ def fit(
     running statistics of batch norms to those of the whole graph, as
     :meth:`gas.ScalableGNN.refresh` does, and computes the outputs in the same inference. Graphs of
     up to 20,000 nodes and 3 million edges are evaluated as one batch; larger ones layer by layer,
-    which also fills the histories. A graph of one part is trained as a full batch, without
-    histories. Use :func:`train_epoch` for a loop of your own.
+    which also fills the histories. A graph of one part, without augmentation, is trained as a full
+    batch, without histories. Use :func:`train_epoch` for a loop of your own.
 
     Args:
         model: The model.
-        graph: What :func:`gas.cluster` has returned, with ``y`` and masks, or a loader of it.
+        graph: What :func:`gas.cluster` has returned, with ``y``, ``train_mask`` and, for the best
+            epoch and early stopping, ``val_mask``; or a loader of it. Scores by a mask that is
+            missing, or whose nodes have no known target, are NaN.
         optimizer: The optimizer of the model's parameters.
         epochs: The number of epochs.
         batch_size: Parts per mini-batch; many small parts mix better than few large ones.
@@ -128,9 +136,9 @@ def fit(
     )  # fmt: skip
     check_metrics({} if metrics is None else metrics)
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
-    loader, table = _open(graph, batch_size, split, keep_best, options.get("loss_fn", loss_of))
+    loader, table = _open(graph, batch_size, split, keep_best or patience is not None, options)
     full, inference = make_full_batch(model, loader), make_inference_loader(loader)
-    is_whole = loader.ptr.numel() == 2  # Then it is trained as a full batch.
+    is_whole = loader.ptr.numel() == 2 and loader.view_loss is None  # Trained as a full batch.
     batches = full if is_whole and full is not None else loader
     run, progress = Run(split=split), Progress()
 
@@ -218,6 +226,7 @@ def _check(
     if warm_up is not None:
         check_integer("warm_up", warm_up, 0)
     warm_up = choose_warm_up(model, warm_up)
+    check_trainable(model, optimizer)
     if warm_up > 0:
         check_hooks(optimizer, "warm_up=0")
     if patience is not None:
@@ -231,19 +240,19 @@ def _check(
     options = options if loss is None else {**options, "loss_fn": loss}
     names = ("micro_batches", "max_steps", "autocast", "loss_fn", "edge_dropout")
     check_options(grad_norm, **{name: options[name] for name in names if name in options})
-    check_trainable(model, optimizer)
     if keep_best:
         check_state(model)
     return options, warm_up
 
 
 def _open(
-    graph: Any, batch_size: int | None, split: int, keep_best: bool, loss_fn: Any
+    graph: Any, batch_size: int | None, split: int, needs_val: bool, options: Mapping[str, Any]
 ) -> tuple[SubgraphLoader, Data]:
     """Return a loader of a clustered graph, and its labels and masks in the original order."""
     check_integer("split", split, 0)
-    graph = open_if_path(graph, "graph")
+    graph, loss_fn = open_if_path(graph, "graph"), options.get("loss_fn", loss_of)
     if isinstance(graph, SubgraphLoader):
+        check_loader(graph, loss_fn, options.get("view_loss"))
         if batch_size is not None:
             raise ValueError(
                 f"'batch_size' is {batch_size}, but 'graph' is a loader, which has its own: leave "
@@ -254,7 +263,7 @@ def _open(
             f"'graph' is a {type(graph).__name__}, expected what gas.cluster returns, or a loader "
             "of it"
         )
-    table = _labels_in_original_order(graph_of(graph), split, keep_best)
+    table = _labels_in_original_order(graph_of(graph), split, needs_val, loss_fn)
     if loss_fn is loss_of:
         check_usual_loss(table.y)
     if not isinstance(graph, SubgraphLoader):  # A loader sets batch_size of the graph.
@@ -278,14 +287,16 @@ def _format_epoch(run: Run) -> str:
     return note + (f", stored rows moved by {drift:.0%} on average" if math.isfinite(drift) else "")
 
 
-def _labels_in_original_order(graph: Data, split: int, keep_best: bool) -> Data:
-    """Check the labels and masks of a clustered graph, and return them in its original order."""
+def _labels_in_original_order(graph: Data, split: int, needs_val: bool, loss_fn: Any) -> Data:
+    """Check the labels and masks of a clustered graph, and return them in its original order.
+
+    Masks that no choice depends on may be missing, and then have no node.
+    """
     if PERM not in graph:
         raise ValueError(
             "'graph' has no 'perm': expected the graph of gas.cluster(data, num_parts)"
         )
-    names = ("y", "train_mask", "val_mask", "test_mask")
-    for name in names:
+    for name in ("y", "train_mask", *["val_mask"] * needs_val):
         if graph.get(name) is None:
             raise ValueError(
                 f"'graph' has no {name!r}, by which nodes are trained and scored: set it before "
@@ -293,17 +304,20 @@ def _labels_in_original_order(graph: Data, split: int, keep_best: bool) -> Data:
             )
     if not bool(split_mask(graph.train_mask, split).any()):
         raise ValueError("'train_mask' has no node, and nothing would be learnt: set it")
-    if keep_best and not bool(split_mask(graph.val_mask, split).any()):
+    if needs_val and not bool(split_mask(graph.val_mask, split).any()):
         raise ValueError(
             "'val_mask' has no node, by which the best epoch is chosen: set it, or pass "
             "keep_best=False"
         )
     y = graph.y.cpu()
-    check_known_targets(y, split_mask(graph.train_mask, split).cpu())
+    check_known_targets(y, split_mask(graph.train_mask, split).cpu(), loss_fn)
     known = known_target_mask(y).view(y.size(0), -1).any(dim=1)
-    if keep_best and not bool((split_mask(graph.val_mask, split).cpu() & known).any()):
+    if needs_val and not bool((split_mask(graph.val_mask, split).cpu() & known).any()):
         raise ValueError(
             "'val_mask' has no node with a known target, by which the best epoch is chosen: set "
             "others, or pass keep_best=False"
         )
-    return Data(**{name: to_original_order(graph, graph[name].cpu()) for name in names})
+    none = torch.zeros_like(graph.train_mask, dtype=torch.bool)
+    found = {name: graph.get(name) for name in ("train_mask", "val_mask", "test_mask")}
+    found = {"y": y} | {name: none if mask is None else mask for name, mask in found.items()}
+    return Data(**{name: to_original_order(graph, rows.cpu()) for name, rows in found.items()})

@@ -92,6 +92,8 @@ def rank_links(
         check_ids(pairs.long(), num_nodes, name)
     if not out.is_floating_point():
         raise ValueError(f"'out' is {out.dtype}, expected outputs of floating-point type")
+    if out.dim() != 2:
+        raise ValueError(f"'out' has shape {list(out.shape)}, expected a row for each node, [N, C]")
     src, dst = edge_label_index.long().cpu()
     left_out = torch.cat([pairs.long().cpu() for pairs in lists], dim=1)
     if undirected:

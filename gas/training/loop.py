@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 from gas.graph import PREPARED, drop_edges_and_rows, is_row_per_edge
 from gas.loader import (
+    LinkLoader,
     PartSampler,
     SubData,
     find_sampler,
@@ -69,7 +70,8 @@ def train_epoch(
         refresh_unlabelled: Run batches without labelled nodes forward, without gradient, so that
             their rows in the histories don't become stale. (default: ``True``)
         micro_batches: Accumulate the gradients of this many batches before each step, with the
-            memory of one: the gradient is that of the mean over all their labelled nodes.
+            memory of one: the gradient is that of the mean over all their labelled nodes. (A loss
+            with weights of classes is the mean of a batch by these, and counts by its nodes.)
             (default: ``1``)
         scale_loss: Weigh each step by its number of labelled nodes, relative to the mean over the
             epoch's steps, so that every labelled node has the same weight. The weights of a
@@ -108,7 +110,7 @@ def train_epoch(
         grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss, edge_dropout
     )
     check_trainable(model, optimizer)
-    mask, device = _train_mask(loader, split, loss_fn), model.train().device
+    mask, device = _train_mask(loader, split, loss_fn, view_loss), model.train().device
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
     objective = Objective(
         model, device, split, mask, full_batch, refresh_unlabelled, edge_dropout, autocast,
@@ -222,6 +224,27 @@ def check_options(
         )
 
 
+def check_loader(loader: Any, loss_fn: Any, view_loss: Any) -> None:
+    """Refuse what isn't a loader of mini-batches, or whose batches have another loss."""
+    if isinstance(loader, Data) or not isinstance(loader, Iterable):
+        raise ValueError(
+            f"'loader' is a {type(loader).__name__}, expected mini-batches: "
+            "gas.SubgraphLoader(graph, shuffle=True)"
+        )
+    inner = unwrap_loader(loader)
+    if isinstance(inner, LinkLoader):
+        raise ValueError(
+            "'loader' is a gas.LinkLoader, whose batches have pairs, and this trains on labels of "
+            "nodes: write the loop with gas.training.link_loss(model(batch), batch)"
+        )
+    has_loss = view_loss is None and getattr(inner, "view_loss", None) is not None
+    if has_loss and loss_fn is not loss_of:
+        raise ValueError(
+            "a loss is given, but 'loader' has an augmentation, and the loss of views takes the "
+            "outputs of all of them: pass it as 'view_loss', such as gas.augment.mh_aug_loss"
+        )
+
+
 def refuse_types(model: object) -> None:
     """Refuse a model for heterogeneous graphs, of whose types one would have to be chosen."""
     if isinstance(model, HeteroModel):
@@ -295,11 +318,12 @@ def _take_step(
     optimizer.zero_grad()
 
 
-def _train_mask(loader: Iterable[SubData], split: int, loss_fn: Any) -> Tensor | None:
+def _train_mask(loader: Any, split: int, loss_fn: Any, view_loss: Any) -> Tensor | None:
     """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the CPU.
 
     Graphs without labels or masks are refused, and labels that the usual loss doesn't fit.
     """
+    check_loader(loader, loss_fn, view_loss)
     data = getattr(unwrap_loader(loader), "data", None)
     for name in ("y", "train_mask"):
         if isinstance(data, Data) and data.get(name) is None:
@@ -413,6 +437,11 @@ class Objective:
             raise ValueError(
                 f"the loss {found}, expected one number, the mean: such as "
                 "torch.nn.CrossEntropyLoss(reduction='mean')"
+            )
+        if not weighted.requires_grad:
+            raise ValueError(
+                "the loss has no gradient: compute it from the outputs without .detach(), .item() "
+                "or NumPy, and train outside of torch.no_grad() and torch.inference_mode()"
             )
         return count, loss.detach(), weighted + getattr(self.model, "reg_loss", 0.0)
 

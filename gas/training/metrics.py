@@ -26,9 +26,19 @@ def holds_labels(y: Tensor) -> bool:
     return not y.is_floating_point() or bool(((y == 0) | (y == 1) | y.isnan()).all())
 
 
-def check_known_targets(y: Tensor, train_mask: Tensor) -> None:
-    """Refuse nodes to train on, in a split at least, of which a target is unknown."""
-    known = known_target_mask(y).view(y.size(0), -1).all(dim=1)
+def check_known_targets(y: Tensor, train_mask: Tensor, loss_fn: Any = None) -> None:
+    """Refuse nodes to train on, in a split at least, of which a target is unknown.
+
+    A loss of the user's own may leave such targets out, and PyTorch's cross entropy those of its
+    ``ignore_index``.
+    """
+    of_classes = isinstance(loss_fn, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss)
+    if loss_fn not in (None, loss_of, F.cross_entropy, F.nll_loss) and not of_classes:
+        return
+    known = known_target_mask(y)
+    if of_classes and not y.is_floating_point():
+        known = known | (y == loss_fn.ignore_index)
+    known = known.view(y.size(0), -1).all(dim=1)
     unknown = int((train_mask.bool().view(train_mask.size(0), -1).any(dim=1) & ~known).sum())
     if unknown:
         raise ValueError(
@@ -128,12 +138,19 @@ def loss_of(out: Tensor, y: Tensor) -> Tensor:
                 f"'y' has shape {list(y.shape)}, but outputs have {list(out.shape)}: expected "
                 "labels [n, C], or classes [n], data.y = data.y.view(-1)"
             )
+        others = y[(y < 0) | (y > 1)] if y.device.type == "cpu" else y[:0]  # A GPU would wait.
+        if others.numel():
+            raise ValueError(
+                f"'y' holds {others[0].item():g} for a node to train on, expected labels, 0 or "
+                "1: leave nodes with unknown labels out of 'train_mask'; of classes, "
+                "data.y = data.y.view(-1)"
+            )
         return F.binary_cross_entropy_with_logits(out, y.to(out.dtype))
     if out.dim() == 1:
         raise ValueError(
             f"'y' holds classes, but outputs have shape {list(out.shape)}, expected one for each "
             "class, [n, C]: of two classes, out.view(-1, 1) and labels, "
-            "data.y = data.y.float().view(-1, 1)"
+            "data.y = data.y.view(-1, 1)"
         )
     try:
         return F.cross_entropy(out, y.long())
@@ -150,10 +167,13 @@ def score(metric: Metric, out: Tensor, y: Tensor, mask: Tensor | None = None) ->
 
     Args:
         metric: Its name; or a function of outputs and targets, of the nodes whose targets are all
-            known, such as a metric of torchmetrics. It is NaN where there are none.
-        out: The model's outputs, of shape ``[N, C]``.
+            known, such as a metric of torchmetrics.
+        out: The model's outputs, of shape ``[N, C]``, or ``[N]``.
         y: The targets, of shape ``[N]`` or ``[N, C]``.
         mask: The nodes to count, of shape ``[N]``. (default: all)
+
+    Returns:
+        The score, or NaN if no target is known.
 
     Raises:
         ValueError: If there is no such metric, or it isn't defined for these targets.
@@ -162,13 +182,18 @@ def score(metric: Metric, out: Tensor, y: Tensor, mask: Tensor | None = None) ->
         return _score_by_function(metric, out, y, mask)
     check_metric_name(metric)
     check_metric(metric, y, 1 if out.dim() == 1 else out.size(1))
+    known = (~y.isnan() if metric == "r2" else known_target_mask(y)).view(y.size(0), -1).any(dim=1)
+    mask = known if mask is None else known & mask
+    if not bool(mask.any()):
+        return math.nan
     if metric == "r2":
         return compute_r2(out, y, mask)
     if metric == "roc_auc":
-        known = known_target_mask(y).view(-1)
-        return compute_roc_auc(out, y, known if mask is None else known & mask)
+        return compute_roc_auc(out, y, mask)
     if y.dim() == 2 and y.size(1) == 1 and metric == "accuracy":
         y = y.view(-1)
+    if out.dim() == 1 and out.is_floating_point():  # Integers are classes, not outputs.
+        out = out.view(-1, 1)
     return compute_micro_f1(out, y, mask)
 
 

@@ -21,7 +21,7 @@ from gas.checkpoint import CheckpointError
 from gas.checkpoint.tensors import TensorFile, write_tensors
 from gas.history.disk import HEADER_BYTES, DiskStore
 
-TENSORS, MANIFESTS, HISTORIES = 80_000, 1_000, 19_000
+TENSORS, MANIFESTS, HISTORIES = 40_000, 400, 10_000
 HUGE = 2**50
 
 

@@ -184,9 +184,9 @@ def test_no_block_stays_idle_if_freed_memory_is_limited(monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        "--dataset planted:200000 --num-layers 3 --hidden-channels 128 --num-parts 64 "
+        "--dataset planted:100000 --num-layers 3 --hidden-channels 128 --num-parts 64 "
         "--batch-size 8",
-        "--dataset planted:200000 --num-layers 3 --hidden-channels 128 --full-batch",
+        "--dataset planted:100000 --num-layers 3 --hidden-channels 128 --full-batch",
         "--dataset planted:20000 --num-layers 6 --hidden-channels 16 --model gat",
     ],
 )

@@ -165,7 +165,7 @@ def test_heterogeneous_graphs_are_trained_and_resumed(tmp_path):
     class Classifier(lightning.LightningModule):
         def __init__(self, model):
             super().__init__()
-            self.model, self.epochs, self.rows = model, [], None
+            self.model, self.epochs, self.rows, self.validated = model, [], None, []
 
         def training_step(self, batch, batch_idx):
             if self.rows is None:
@@ -173,6 +173,10 @@ def test_heterogeneous_graphs_are_trained_and_resumed(tmp_path):
             self.epochs.append(self.current_epoch)
             out = self.model(batch)["a"]
             return F.cross_entropy(out, batch["a"].y[: out.size(0)])
+
+        def validation_step(self, batch, batch_idx):
+            out = self.model(batch, push=False)["a"]
+            self.validated.append(batch["a"].n_id[: out.size(0)])
 
         def configure_optimizers(self):
             return torch.optim.Adam(self.model.parameters(), lr=0.01)
@@ -190,7 +194,7 @@ def test_heterogeneous_graphs_are_trained_and_resumed(tmp_path):
     def train(epochs, model, **options):
         trainer = lightning.Trainer(
             max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False,
+            enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
         )  # fmt: skip
         module = Classifier(model)
         trainer.fit(module, gas.lightning.PartitionData(graph, batch_size=2), **options)
@@ -198,6 +202,7 @@ def test_heterogeneous_graphs_are_trained_and_resumed(tmp_path):
 
     trainer, module = train(1, model)
     assert module.epochs == [0, 0]
+    assert torch.equal(torch.cat(module.validated), torch.arange(40))
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     model.refresh(graph, log=False)
     expected = [history.emb.clone() for history in model.histories]

@@ -458,9 +458,8 @@ def test_batches_of_every_power_of_two_parts_are_measured():
 
 
 @pytest.mark.slow  # Processes for every rank.
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_what_ranks_take_of_a_core_is_measured(num_ranks):
-    cost = measure_ranks(num_ranks, [64, 32], [64 * 32, 32])
+def test_what_ranks_take_of_a_core_is_measured():
+    cost = measure_ranks(2, [64, 32], [64 * 32, 32])
     assert 1e-4 < cost.seconds_per_exchange < 1
     assert 1e7 < cost.bandwidth < 1e12
 

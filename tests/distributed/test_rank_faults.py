@@ -89,7 +89,7 @@ def test_kill_9_of_a_random_rank(tmp_path, monkeypatch):
     """The curve is that of a run which wasn't killed, to the last digit that is printed."""
     for name, value in ANEW.items():
         monkeypatch.setenv(name, value)
-    epochs = ["--epochs", str(20 + 30 * KILLS)]
+    epochs = ["--epochs", str(10 + 15 * KILLS)]
     want = losses(output(torchrun(tmp_path, *SMALL, *epochs)))
     options = [
         "--nproc-per-node",

@@ -42,6 +42,22 @@ def made(data, num_parts=6, **options):
     return graph, LinkLoader(graph, log=False, **options)
 
 
+@pytest.mark.parametrize("is_of_nodes", [False, True])
+def test_attributes_of_pairs_are_those_of_a_batch(is_of_nodes):
+    """Also if there are as many pairs as nodes, whose attributes are renumbered."""
+    data = split_graph()
+    if is_of_nodes:
+        data.edge_label_index = data.edge_label_index[:, :NUM_NODES]
+        data.edge_label = data.edge_label[:NUM_NODES]
+    count = data.edge_label.numel()
+    data.edge_label_time = torch.arange(count) * 10
+    _, loader = made(data, batch_size=2, shuffle=True)
+    batches = [batch.data for batch in loader]
+    for batch in batches:
+        assert torch.equal(batch.edge_label_time, 10 * batch.input_id)
+    assert sum(batch.edge_label_time.numel() for batch in batches) == count
+
+
 @pytest.mark.parametrize("layout", ["csr", "edge_index", "fused"])
 @pytest.mark.parametrize("directed", [False, True], ids=["undirected", "directed"])
 def test_an_epoch_has_every_pair_once_and_no_edge_of_them(directed, layout):

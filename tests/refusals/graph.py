@@ -308,6 +308,7 @@ CASES = {
     "gas.permute, for another graph": lambda t: permute(torch.arange(5)),
     "gas.permute, a node twice": lambda t: permute(torch.tensor([0, 1, 1, 3])),
     "gas.permute, no edges": lambda t: permute(torch.arange(4), Data(x=torch.ones(4, 2))),
+    "gas.partition_report, nothing": lambda t: gas.partition_report(None),
     "gas.partition_report, parts as a list": lambda t: gas.partition_report(ring(), [0, 4]),
     "gas.partition_report, parts of another graph": lambda t: gas.partition_report(
         ring(), torch.tensor([0, 2, 5])

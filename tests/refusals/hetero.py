@@ -252,6 +252,7 @@ CASES = {
         cut(typed(lambda d: setattr(d["a"], "x", torch.ones(5, 2))))
     ),
     "predict, a loader and a batch size": lambda t: make().predict(load(), batch_size=2),
+    "predict, some nodes": lambda t: make().predict(cut(), nodes=[0]),
     "predict, a path": lambda t: make().predict("graph"),
     "EvalSubgraphLoader": lambda t: gas.EvalSubgraphLoader(cut()),
     "PrefetchLoader": lambda t: list(gas.PrefetchLoader(load(), make())),

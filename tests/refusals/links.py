@@ -56,6 +56,7 @@ CASES = {
     "LinkLoader, a triplet of a node that all know": lambda t: next(
         iter(links(ring(edge_label_index=torch.tensor([[0], [2]])), neg_sampling="triplet"))
     ),
+    "rank_links, a number for each node": lambda t: rank_links(ROWS[:, 0], PAIR),
     "rank_links, whole outputs": lambda t: rank_links(ROWS.long(), PAIR),
     "rank_links, broken ids": lambda t: rank_links(ROWS, PAIR.float()),
     "rank_links, pairs of three": lambda t: rank_links(ROWS, torch.ones(3, 2).long()),

@@ -426,6 +426,7 @@ CASES = {
     ),
     "views, an unknown bank": lambda t: Model().views(with_views(), "both"),
     "views, a batch without": lambda t: Model().views(first_batch()),
+    "PrefetchLoader, a graph": lambda t: gas.PrefetchLoader(ring(), Model()),
     "PrefetchLoader, a halo above buffer_size": lambda t: list(
         gas.PrefetchLoader(load(), Model(buffer_size=1, prefetch=1))
     ),

@@ -133,6 +133,10 @@ def full_batch():
     whole(gcn())
 
 
+def linked():
+    return gas.LinkLoader(cut(edge_label_index=torch.tensor([[0], [2]])), log=False)
+
+
 def with_views():
     return load(epoch_transform=DropEdge(ring()))
 
@@ -302,6 +306,21 @@ def loss_of_types():
 
 CASES = {
     "train_epoch, a loader in place of the model": lambda t: train_epoch(load(), gcn(), None),
+    "train_epoch, a graph in place of a loader": lambda t: train(cut()),
+    "train_epoch, no loader": lambda t: train(3),
+    "train_epoch, pairs of nodes": lambda t: train(linked()),
+    "train_epoch, views and a loss": lambda t: train(with_views(), loss_fn=torch.nn.MSELoss()),
+    "train_epoch, unknown labels": lambda t: train(
+        load(ring(y=torch.tensor([[0, 1], [-1, 1], [1, 1], [1, 0]])))
+    ),
+    "train_epoch, a loss without a gradient": lambda t: train(
+        loss_fn=lambda out, y: out.detach().sum()
+    ),
+    "fit, pairs of nodes": lambda t: fit(linked()),
+    "fit, optimizers": lambda t: gas.fit(gcn(), cut(), [], 1),
+    "predictions, fewer names than classes": lambda t: gas.predictions(
+        gcn(), cut(classes=["a"]), log=False
+    ),
     "train_epoch, the name of an optimizer": lambda t: train_epoch(gcn(), load(), "adam"),
     "train_epoch, an optimizer that needs a closure": lambda t: train_epoch(
         (model := gcn()), load(), torch.optim.LBFGS(model.parameters())
@@ -350,7 +369,7 @@ CASES = {
     "score, roc_auc of other nodes": lambda t: score("roc_auc", torch.ones(3), torch.zeros(4)),
     "score, roc_auc of three classes": lambda t: score("roc_auc", torch.ones(4, 3), torch.zeros(4)),
     "score, classes instead of outputs": lambda t: score(
-        "accuracy", torch.ones(4), torch.ones(4).long()
+        "accuracy", torch.ones(4).long(), torch.ones(4).long()
     ),
     "score, accuracy of real numbers": lambda t: score("accuracy", torch.ones(4), torch.rand(4)),
     "score, roc_auc of class 2": lambda t: score("roc_auc", torch.ones(4), torch.full((4,), 2)),

@@ -78,6 +78,27 @@ def test_the_metric_fits_the_targets():
     assert test == pytest.approx(gas.training.compute_micro_f1(out, data.y, mask))
 
 
+def test_integers_that_are_no_classes():
+    """Counts, and negative numbers, of a single output are real numbers."""
+    data, graph, model, net = made(1)
+    mask, out = data.test_mask[:, 0], full_batch(net, data)
+    graph.y = torch.arange(60)[graph.perm] - 30
+    expected = compute_r2(out, torch.arange(60) - 30, mask)
+    assert gas.evaluate(model, graph)["test"] == pytest.approx(expected, rel=1e-4)
+    assert gas.evaluate(model, graph, "r2")["test"] == pytest.approx(expected, rel=1e-4)
+    table = gas.predictions(model, graph)
+    assert "probability" not in table
+    np.testing.assert_allclose(table["prediction"], out.view(-1), rtol=1e-4, atol=1e-5)
+    assert table["label"].tolist() == list(range(-30, 30))
+
+
+def test_targets_in_bfloat16():
+    data, graph, model, _ = made(1)
+    graph.y = graph.y.bfloat16()
+    label = gas.predictions(model, graph)["label"]
+    np.testing.assert_allclose(label, data.y.bfloat16().float().view(-1))
+
+
 def test_a_metric_of_ones_own():
     data, graph, model, net = made()
     found = gas.evaluate(model, graph, lambda out, y: out[torch.arange(len(y)), y].sum())

@@ -289,10 +289,81 @@ def test_unusable_options_change_nothing(option):
 
 def test_a_graph_that_cannot_be_trained_on_stays_as_it_is():
     _, model, graph = make_graph()
-    del graph.test_mask
-    with pytest.raises(ValueError, match="'graph' has no 'test_mask'"):
-        gas.fit(model, graph, adam(model), 1, batch_size=2, log=False)
+    del graph.val_mask
+    for options in ({}, {"keep_best": False, "patience": 3}):
+        with pytest.raises(ValueError, match="'graph' has no 'val_mask'"):
+            gas.fit(model, graph, adam(model), 1, batch_size=2, log=False, **options)
     assert "batch_size" not in graph
+
+
+def test_masks_that_nothing_depends_on_may_be_missing():
+    _, model, graph = make_graph()
+    del graph.test_mask
+    run = gas.fit(model, graph, adam(model), 2, batch_size=2, log=False)
+    assert all(map(math.isnan, run.test_acc))
+    assert not any(map(math.isnan, run.val_acc))
+    del graph.val_mask
+    run = gas.fit(model, graph, adam(model), 2, batch_size=2, keep_best=False, log=False)
+    assert all(map(math.isnan, run.val_acc))
+    assert not any(map(math.isnan, run.train_acc))
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "r2", "roc_auc"])
+def test_scores_of_nodes_without_a_known_target_are_nan(metric):
+    data, model, graph = make_graph()
+    net = GraphSAGE(
+        data.num_features, 8, num_layers=3, out_channels=3 if metric == "accuracy" else 1
+    )
+    model = gas.to_scalable(net, data)
+    graph.y = {"accuracy": graph.y, "r2": graph.y.float(), "roc_auc": (graph.y > 0).float()}[metric]
+    graph.y[graph.test_mask] = -1 if metric == "accuracy" else math.nan
+    run = gas.fit(model, graph, adam(model), 1, metric=metric, batch_size=2, log=False)
+    assert all(map(math.isnan, run.test_acc))
+    assert not any(map(math.isnan, run.val_acc))
+    assert math.isnan(gas.evaluate(model, graph, metric)["test"])
+
+
+def test_a_loss_of_ones_own_may_leave_targets_out():
+    data, _, graph = make_graph()
+    model = gas.to_scalable(GraphSAGE(data.num_features, 8, num_layers=2, out_channels=2), data)
+    graph.y = torch.stack([graph.y == 0, graph.y == 1], dim=1).float()
+    graph.y[::3, 0] = math.nan
+
+    def masked(out, y):
+        known = ~y.isnan()
+        return F.binary_cross_entropy_with_logits(out[known], y[known])
+
+    run = gas.fit(model, graph, adam(model), 5, loss=masked, batch_size=2, warm_up=0, log=False)
+    assert run.loss[-1] < run.loss[0]
+    with pytest.raises(ValueError, match="'train_mask' holds 19 nodes with a target that is unk"):
+        gas.fit(model, graph, adam(model), 1, batch_size=2, log=False)
+
+
+def test_classes_that_cross_entropy_ignores_are_left_out():
+    _, model, graph = make_graph()
+    graph.y[graph.train_mask.nonzero()[0]] = -1
+    loss = torch.nn.CrossEntropyLoss(ignore_index=-1)
+    gas.fit(model, graph, adam(model), 1, loss=loss, batch_size=2, log=False)
+    for loss in (torch.nn.CrossEntropyLoss(), F.cross_entropy):
+        with pytest.raises(ValueError, match="'train_mask' holds 1 nodes"):
+            gas.fit(model, graph, adam(model), 1, loss=loss, batch_size=2, log=False)
+
+
+def test_one_part_is_augmented():
+    """It is a full batch without histories only if it isn't."""
+    _, model, graph = make_graph(num_parts=1)
+    dropped = gas.augment.DropEdge(graph, 0.5)
+    loader = gas.SubgraphLoader(graph, epoch_transform=dropped, log=False)
+    seen = []
+    views = model.views
+
+    def counted(*args):
+        seen.append(args)
+        return views(*args)
+
+    model.views = counted
+    gas.fit(model, loader, adam(model), 3, log=False)
+    assert len(seen) == 3
 
 
 def test_real_targets_of_several_columns_need_a_loss():

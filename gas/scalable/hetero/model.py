@@ -176,7 +176,12 @@ class HeteroModel(PlannedModel):
     @torch.no_grad()
     @check_flags
     def predict(
-        self, graph: HeteroData | HeteroLoader, batch_size: int | None = None, *, log: bool = True
+        self,
+        graph: HeteroData | HeteroLoader,
+        batch_size: int | None = None,
+        *,
+        log: bool = True,
+        **unsupported: Any,
     ) -> Output:
         """Compute every node's output, in the order of the graph before :func:`gas.cluster`.
 
@@ -188,10 +193,16 @@ class HeteroModel(PlannedModel):
             batch_size: Parts per mini-batch. (default: that of the last loader of the graph which
                 was given one, or ``1``)
             log: Print a line every ten seconds, on standard error. (default: ``True``)
+            **unsupported: Other arguments of :meth:`gas.ScalableGNN.predict` raise an error.
 
         Returns:
             For each type of shape ``[num_nodes, out_channels]``, on the CPU.
         """
+        for name in unsupported:
+            raise ValueError(
+                f"{name!r} is given, which models of heterogeneous graphs don't have: predict all "
+                "nodes, and take rows of the result"
+            )
         with share_cores(getattr(graph, "leave_cores", True)):  # Also while the loader is made.
             loader = self._loader(graph, batch_size)
             out = self._infer(loader, log)
