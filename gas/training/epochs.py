@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 
 from gas.native import check_integer, share_cores
 from gas.scalable import ScalableGNN, moved_bytes
-from gas.training.metrics import Metric, metric_of, score, split_mask
+from gas.training.metrics import Metric, score, split_mask, usual_metric
 from gas.training.optimizer_hooks import AveragedWeights
 from gas.training.record import (
     BestEpoch,
@@ -82,7 +82,6 @@ def run_epochs(
     done = Progress() if progress is None else progress
     masks = {key: split_mask(data[f"{key}_mask"], split).cpu() for key in ("train", "val", "test")}
     y, has_warned = data.y.cpu(), False
-    metric = metric or metric_of(y)
     run.metric = metric if isinstance(metric, str) else getattr(metric, "__name__", "score")
     scores = [(metric, getattr(run, f"{key}_acc"), masks[key]) for key in masks]
     for name, further in (metrics or {}).items():
@@ -98,8 +97,9 @@ def run_epochs(
                 if is_due:
                     with torch.no_grad(), share_cores(leave_cores):
                         out = evaluate(model.eval()).cpu()
+                    run.metric = run.metric if metric else usual_metric(out, y)
                     if find_nonfinite_tensor(dict(model.named_parameters())) is None:
-                        found = [score(function, out, y, mask) for function, _, mask in scores]
+                        found = [score(f or run.metric, out, y, mask) for f, _, mask in scores]
                 for (_, curve, _), value in zip(scores, found, strict=True):
                     curve.append(value)  # NaN is lower than any score.
                 if keep and out is not None and run.best_epoch == number - 1:

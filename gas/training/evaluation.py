@@ -18,12 +18,10 @@ from gas.scalable import PrefetchLoader, graph_of
 from gas.training.metrics import (
     Metric,
     check_metric_name,
-    holds_labels,
-    is_real,
     known_target_mask,
-    metric_of,
     score,
     split_mask,
+    usual_metric,
 )
 
 SPLITS = ("train", "val", "test")
@@ -78,7 +76,7 @@ def evaluate(
     out, y = found.out, found.get("y")
     given = {name: found.mask(name, split) for name in SPLITS}
     masks = {name: mask for name, mask in given.items() if mask is not None}
-    metric = metric or _usual_metric(out, y)
+    metric = metric or usual_metric(out, y)
     return {name: score(metric, out, y, mask) for name, mask in masks.items()}
 
 
@@ -169,16 +167,18 @@ def prediction_columns(found: Predictions, split: int) -> dict[str, Any]:
     out = out.view(-1, 1) if out.dim() == 1 else out
     if y is not None and y.dim() == 2 and y.size(1) == 1 and out.size(1) > 1:
         y = y.view(-1)
-    if out.size(1) == 1 if y is None else _is_of_numbers(out, y):
-        columns["prediction"] = out.view(-1).numpy()
-        label = None if y is None else (y.float() if y.is_floating_point() else y).view(-1).numpy()
-    elif y is not None and y.dim() == 2 and not _is_binary(out, y):
-        if holds_labels(y):
-            columns["prediction"] = list((out > 0).int().numpy())
-            columns["probability"] = list(out.sigmoid().numpy())
-            label = _labels(y)
-        else:
-            columns["prediction"], label = list(out.numpy()), list(y.float().numpy())
+    is_single = out.size(1) == 1
+    kind = ("r2" if is_single else "accuracy") if y is None else usual_metric(out, y)
+    label: Any = None
+    if kind == "r2":
+        columns["prediction"] = out.view(-1).numpy() if is_single else list(out.numpy())
+        if y is not None:
+            y = y.float() if y.is_floating_point() else y
+            label = y.view(-1).numpy() if is_single else list(y.numpy())
+    elif kind == "micro_f1":
+        columns["prediction"] = list((out > 0).int().numpy())
+        columns["probability"] = list(out.sigmoid().numpy())
+        label = _labels(y)
     else:
         if out.size(1) == 1:  # One output of two classes.
             out = torch.cat([torch.zeros_like(out), out], dim=1)
@@ -251,28 +251,6 @@ def _scored_type(model: Any, out: Any, graph: HeteroData) -> str:
             "by gas.training.score"
         )
     return kinds[0]
-
-
-def _usual_metric(out: Tensor, y: Tensor) -> str:
-    """Return the metric of outputs and targets by default."""
-    if _is_binary(out, y):
-        return "roc_auc"
-    return "r2" if _is_of_numbers(out, y) else metric_of(y)
-
-
-def _is_binary(out: Tensor, y: Tensor) -> bool:
-    """Return whether a single output distinguishes two classes."""
-    return _is_single(out) and _is_single(y) and not y.is_floating_point() and bool((y < 2).all())
-
-
-def _is_of_numbers(out: Tensor, y: Tensor) -> bool:
-    """Return whether outputs are real numbers: also a single one of integers such as counts."""
-    return is_real(y) or (_is_single(out) and _is_single(y) and not _is_binary(out, y))
-
-
-def _is_single(rows: Tensor) -> bool:
-    """Return whether each node has one number, of shape ``[N]`` or ``[N, 1]``."""
-    return rows.dim() == 1 or rows.size(1) == 1
 
 
 def _labels(y: Tensor) -> list[Any]:

@@ -101,7 +101,7 @@ def fit(
             (default: the usual one for ``y``; see :func:`gas.training.loss_of`)
         metric: The score, of which the best epoch has the highest on the validation nodes: one of
             :data:`gas.training.METRICS`, or a function of outputs and targets.
-            (default: the usual one for ``y``)
+            (default: that of :func:`gas.evaluate`)
         metrics: Further scores by name, functions of outputs and targets such as those of
             torchmetrics; ``run.metrics`` has their curves, as ``"val_NAME"``. (default: none)
         scheduler: A scheduler of ``torch.optim.lr_scheduler``, stepped after each epoch;

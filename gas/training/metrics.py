@@ -59,6 +59,18 @@ def metric_of(y: Tensor) -> str:
     return "micro_f1" if y.dim() == 2 else "accuracy"
 
 
+def usual_metric(out: Tensor, y: Tensor) -> str:
+    """Return the metric of outputs and targets by default.
+
+    It is that of :func:`metric_of`, except for integer targets of a single output: ROC-AUC for
+    classes 0 and 1, and R2 for others, such as counts.
+    """
+    is_single = all(rows.dim() == 1 or rows.size(1) == 1 for rows in (out, y))
+    if not is_single or y.is_floating_point():
+        return metric_of(y)
+    return "roc_auc" if bool((y < 2).all()) else "r2"
+
+
 def check_metric_name(metric: Metric | None) -> None:
     """Refuse a metric that is neither one of :data:`METRICS` nor a function."""
     if metric is not None and not callable(metric) and metric not in METRICS:

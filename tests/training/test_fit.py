@@ -349,6 +349,15 @@ def test_classes_that_cross_entropy_ignores_are_left_out():
             gas.fit(model, graph, adam(model), 1, loss=loss, batch_size=2, log=False)
 
 
+def test_scores_are_those_of_evaluate_for_a_single_output():
+    data, _, graph = make_graph()
+    model = gas.to_scalable(GraphSAGE(data.num_features, 8, num_layers=2, out_channels=1), data)
+    graph.y = (graph.y > 0).long().view(-1, 1)
+    run = gas.fit(model, graph, adam(model), 2, batch_size=2, log=False)
+    assert run.metric == "roc_auc"
+    assert run.val_acc[run.best_epoch] == pytest.approx(gas.evaluate(model, graph)["val"])
+
+
 def test_one_part_is_augmented():
     """It is a full batch without histories only if it isn't."""
     _, model, graph = make_graph(num_parts=1)
