@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import pickle
 import random
 import sys
 import threading
@@ -316,9 +315,10 @@ def _find_generators(net: Module) -> list[tuple[Callable[[], Any], Callable[[Any
     return found
 
 
-def random_states(net: Module) -> list[bytes]:
+def random_states(net: Module) -> list[str]:
     """Return the states of generators of Python and NumPy, and those that a module keeps."""
-    return [pickle.dumps(get()) for get, _ in _find_generators(net)]
+    states = [get() for get, _ in _find_generators(net)]
+    return [str(each.tolist() if isinstance(each, Tensor) else each) for each in states]
 
 
 @contextlib.contextmanager

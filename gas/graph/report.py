@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 from gas.graph.attributes import PARTS
 from gas.graph.edges import read_csr
@@ -74,6 +74,10 @@ def partition_report(data: Data, ptr: Tensor | None = None) -> PartitionReport:
         ValueError: If the graph has no parts, or ``ptr`` is of another graph.
     """
     check_is_graph(data)
+    if isinstance(data, HeteroData):
+        raise ValueError(
+            "'data' is a HeteroData, whose edges have types, expected a homogeneous graph, a Data"
+        )
     ptr = data.get(PARTS) if ptr is None else ptr
     (rowptr, col, _), _ = read_csr(data, edge_weight=False)
     check_ptr(ptr, rowptr.numel() - 1)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch_geometric.nn as pyg
 from scipy import sparse
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 
 import gas
 from gas.graph.adjacency import Adjacency
@@ -308,6 +308,7 @@ CASES = {
     "gas.permute, for another graph": lambda t: permute(torch.arange(5)),
     "gas.permute, a node twice": lambda t: permute(torch.tensor([0, 1, 1, 3])),
     "gas.permute, no edges": lambda t: permute(torch.arange(4), Data(x=torch.ones(4, 2))),
+    "gas.partition_report, a graph of types": lambda t: gas.partition_report(HeteroData()),
     "gas.partition_report, nothing": lambda t: gas.partition_report(None),
     "gas.partition_report, parts as a list": lambda t: gas.partition_report(ring(), [0, 4]),
     "gas.partition_report, parts of another graph": lambda t: gas.partition_report(

@@ -218,7 +218,8 @@ class _PlaceFinder(Visitor):
         if out.dim() == 0 or out.size(0) != self._sizes[kind]:
             raise ValueError(
                 f"'{layer.name}' returns a tensor of shape {list(out.shape)} for nodes of type "
-                f"'{kind}', expected a row for each node"
+                f"'{kind}', expected a row for each node: index tables with a row for each node, "
+                f"such as embeddings, by n_id_dict[{kind!r}], an argument of forward"
             )
         return _Mark.apply(out, self._levels[layer.number] + 1)
 
