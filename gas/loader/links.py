@@ -109,8 +109,8 @@ class LinkLoader(SubgraphLoader):
         part = torch.searchsorted(self.ptr, pairs[0].contiguous(), right=True) - 1
         order = part.argsort(stable=True)
         self._pair_rows = {  # Further attributes of pairs, such as edge_label_time.
-            key: self.data[key][order] for key in self._other_keys
-            if key.startswith(f"{LABELS}_") and len(self.data[key]) == order.numel()
+            key: rows[order] for key in self._other_keys if key.startswith(f"{LABELS}_")
+            and isinstance(rows := self.data[key], Tensor) and rows.shape[:1] == order.shape
         }  # fmt: skip
         self._other_keys = [key for key in self._other_keys if key not in self._pair_rows]
         self._pairs, self._label, self._input_id = pairs[:, order], label[order], order

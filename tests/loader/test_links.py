@@ -51,10 +51,12 @@ def test_attributes_of_pairs_are_those_of_a_batch(is_of_nodes):
         data.edge_label = data.edge_label[:NUM_NODES]
     count = data.edge_label.numel()
     data.edge_label_time = torch.arange(count) * 10
+    data.edge_label_number, data.edge_label_names = torch.tensor(count), ["a", "b"]
     _, loader = made(data, batch_size=2, shuffle=True)
     batches = [batch.data for batch in loader]
     for batch in batches:
         assert torch.equal(batch.edge_label_time, 10 * batch.input_id)
+        assert (batch.edge_label_number, batch.edge_label_names) == (count, ["a", "b"])
     assert sum(batch.edge_label_time.numel() for batch in batches) == count
 
 
