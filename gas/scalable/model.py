@@ -352,7 +352,7 @@ class ScalableGNN(FormerNames, BatchModel):
             IndexError: If one of ``nodes`` doesn't exist.
         """
         graph = open_if_path(graph, "graph")
-        check_is_graph(graph, "graph")
+        check_is_graph(graph, "graph", or_loader=True)
         if nodes is not None or ids is not None:
             return predict_nodes(self, graph, nodes, ids, kwargs)
         return predict_every_node(self, graph, batch_size, gather, log, kwargs)
@@ -396,5 +396,5 @@ class ScalableGNN(FormerNames, BatchModel):
             RuntimeError: If the order of norms depends on the mini-batch.
         """
         graph = open_if_path(graph, "graph")
-        check_is_graph(graph, "graph")
+        check_is_graph(graph, "graph", or_loader=True)
         refresh(self, loader_of(graph, batch_size, kwargs, "model.refresh(graph, ...)"), norms, log)

@@ -25,7 +25,7 @@ from gas.loader import (
 )
 from gas.native import check_flags, check_integer, check_probability, share_cores
 from gas.scalable import HeteroModel, ScalableGNN
-from gas.training.metrics import check_usual_loss, loss_of, split_mask
+from gas.training.metrics import check_known_targets, check_usual_loss, loss_of, split_mask
 from gas.training.record import Progress, divergence_error, find_nonfinite_loss
 
 CHECKED = 10_000  # Targets that are looked at before each epoch.
@@ -321,7 +321,8 @@ def _take_step(
 def _train_mask(loader: Any, split: int, loss_fn: Any, view_loss: Any) -> Tensor | None:
     """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the CPU.
 
-    Graphs without labels or masks are refused, and labels that the usual loss doesn't fit.
+    Graphs without labels or masks are refused, and labels that are unknown or that the usual loss
+    doesn't fit.
     """
     check_loader(loader, loss_fn, view_loss)
     data = getattr(unwrap_loader(loader), "data", None)
@@ -335,7 +336,10 @@ def _train_mask(loader: Any, split: int, loss_fn: Any, view_loss: Any) -> Tensor
     mask = data.get("train_mask") if isinstance(data, Data) else None
     if not isinstance(mask, Tensor) or mask.device.type != "cpu":
         return None
-    return split_mask(mask, split)
+    mask = split_mask(mask, split)
+    if data.y.device.type == "cpu":
+        check_known_targets(data.y, mask, view_loss or loss_fn)
+    return mask
 
 
 def _check_broadcast(out: Tensor, y: Tensor) -> None:

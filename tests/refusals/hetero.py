@@ -236,6 +236,9 @@ CASES = {
     "model, a batch of another graph": lambda t: call(lambda b: setattr(b["p"], "n_id", LARGER[0])),
     "model, weights that the module was converted without": lambda t: weights_later(),
     "model, a batch without features": lambda t: call(lambda b: b["p"].pop("x")),
+    "model, features of another width": lambda t: call(
+        lambda b: setattr(b["p"], "x", b["p"].x[:, :2])
+    ),
     "model, a layer more": lambda t: later(
         instead=lambda net, x, edges: {
             "p": net.first(net.second(net.first(x, edges), edges), edges)

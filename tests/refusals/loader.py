@@ -143,6 +143,7 @@ CASES = {
     "SubgraphLoader, like that of another graph": lambda t: load(like=load()),
     "a batch, edges of another layout": lambda t: first_batch().edge_index,
     "SubgraphLoader, a list of graphs": lambda t: gas.SubgraphLoader([ring()]),
+    "SubgraphLoader, a loader": lambda t: gas.SubgraphLoader(load()),
     "SubgraphLoader, weights to learn": lambda t: next(
         iter(load(ring(edge_weight=torch.nn.Parameter(torch.ones(8)))))
     ),

@@ -313,6 +313,9 @@ CASES = {
     "train_epoch, unknown labels": lambda t: train(
         load(ring(y=torch.tensor([[0, 1], [-1, 1], [1, 1], [1, 0]])))
     ),
+    "train_epoch, classes in columns of labels": lambda t: train(
+        load(ring(y=torch.tensor([[0, 1], [2, 1], [1, 1], [1, 0]])))
+    ),
     "train_epoch, a loss without a gradient": lambda t: train(
         loss_fn=lambda out, y: out.detach().sum()
     ),

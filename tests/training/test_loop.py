@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 import torch_geometric.transforms as T
@@ -447,3 +449,21 @@ def test_the_last_step_of_a_loader_without_a_length_is_counted():
         on_step=lambda: steps.append((progress.batches, progress.steps)),
     )  # fmt: skip
     assert steps == [(2, 1), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [
+        (torch.tensor([0.5, math.nan, 1.5, 0.0]).repeat(15), "15 nodes with a target that is unkn"),
+        (torch.tensor([0, 1, -100]).repeat(20), "20 nodes with a target that is unknown"),
+        (torch.rand(60, 3), "loss=torch.nn.functional.mse_loss"),
+    ],
+)
+def test_targets_that_the_loss_takes_for_others_are_refused_before_a_step(y, said):
+    data, ptr, model = make()
+    data.y, data.train_mask = y, torch.ones(60, dtype=torch.bool)
+    loader = gas.SubgraphLoader(data, ptr, log=False)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(ValueError, match=said):
+        train_epoch(model, loader, torch.optim.Adam(model.parameters()))
+    assert all(map(torch.equal, before, model.parameters()))

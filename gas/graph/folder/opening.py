@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 from torch_geometric.data import Data, Dataset
 
 from gas.graph.folder.description import (
@@ -60,10 +61,11 @@ def open_if_path(graph: Any, name: str = "data") -> Any:
     return open_folder(graph)
 
 
-def check_is_graph(graph: Any, name: str = "data") -> None:
+def check_is_graph(graph: Any, name: str = "data", or_loader: bool = False) -> None:
     """Refuse objects that aren't graphs, such as tensors, tuples, data sets and models."""
     others = Tensor | Sequence | Dataset | numbers.Number | torch.nn.Module
-    if graph is None or isinstance(graph, others):
+    is_loader = isinstance(graph, DataLoader)
+    if graph is None or isinstance(graph, others) or (is_loader and not or_loader):
         raise ValueError(
             f"'{name}' is a {type(graph).__name__}, expected a graph: a torch_geometric.data.Data, "
             "such as dataset[0]"

@@ -98,7 +98,7 @@ class HeteroModel(PlannedModel):
             fill: Write the embeddings of all nodes to the histories. Mini-batches read these if
                 ``data`` is their graph, after clustering. (default: ``False``)
         """
-        self._check_lacked(data)
+        self._check_attributes(data)
         data = add_ids(with_hetero_csr_features(data)).to(self.device)
         if fill:  # Before clustering, it is no order of mini-batches.
             self._calls.order = find_node_order(data) or (sum(self.num_nodes.values()), 0)
@@ -149,6 +149,13 @@ class HeteroModel(PlannedModel):
                     raise ValueError(
                         f"the graph has no {key!r} of type {kind!r}, with which the module was "
                         f"converted: set it{none if key == EDGES else ''}"
+                    )
+                width, shape = kinds[kind], getattr(known[kind][key], "shape", ())
+                if width is not None and (*shape[1:],) != (width,):
+                    raise ValueError(
+                        f"{key!r} of type {kind!r} has shape {list(shape)}, but the module was "
+                        f"converted with a graph in which it has {width} columns: convert it with "
+                        "this graph, or give the attribute that shape"
                     )
 
     def _check_lacked(self, data: HeteroData) -> None:

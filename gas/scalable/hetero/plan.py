@@ -41,7 +41,8 @@ class Plan:
     """Layers and histories of a module for heterogeneous graphs.
 
     * ``inputs``: the graph's attribute for each parameter of ``forward``.
-    * ``kinds``: the types that have each attribute, by parameter.
+    * ``kinds``: the types that have each attribute, by parameter, with its number of columns if it
+      is a floating-point matrix.
     * ``places``: the histories.
     * ``reads``: the history that a call of a layer reads, by the call's number and node type.
     * ``layers``: the layers in the order of their calls.
@@ -53,7 +54,7 @@ class Plan:
     """
 
     inputs: Mapping[str, str]
-    kinds: Mapping[str, frozenset[Any]]
+    kinds: Mapping[str, Mapping[Any, int | None]]
     places: tuple[Place, ...]
     reads: Mapping[tuple[int, str], int]
     layers: tuple[str, ...]
@@ -268,12 +269,22 @@ def make_plan(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple
         raise ValueError(f"{type(net).__name__} calls no message passing layer")
     layers, places = tuple(finder.layers), tuple(finder.places)
     kind = _output_type(net, out, sizes)
-    kinds = {name: frozenset(v) for name, v in arguments.items() if isinstance(v, dict)}
+    kinds = {
+        name: {each: _count_columns(value) for each, value in values.items()}
+        for name, values in arguments.items()
+        if isinstance(values, dict)
+    }
     plan = Plan(
         inputs, kinds, places, finder.reads, layers, kind, finder.shared_relations, finder.means,
         _find_lacked(net, data, inputs, out),
     )  # fmt: skip
     return plan, out, finder.rows
+
+
+def _count_columns(value: Any) -> int | None:
+    """Return the number of columns of a floating-point matrix, or ``None``."""
+    is_matrix = isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 2
+    return value.size(1) if is_matrix else None
 
 
 def _find_lacked(
