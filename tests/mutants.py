@@ -131,7 +131,9 @@ OTHER_TESTS = {  # Where they have other names.
     "gas/native/transfer.py": ["native", "history/test_history.py", "cli/test_account.py"],
     "gas/graph/folder/npy.py": ["graph/test_npy.py"],
     "gas/graph/hetero.py": ["graph", "hetero/test_hetero_models.py"],
+    "gas/graph/cluster.py": ["graph/test_cluster.py", "graph/test_partition.py"],
     "gas/graph/features.py": ["graph", "test_sparse_features.py"],
+    "gas/graph/links.py": ["loader/test_links.py"],
     "gas/native/files.py": ["native/test_files.py"],
     "gas/scalable/arguments.py": ["models"],
     "gas/scalable/inference.py": [

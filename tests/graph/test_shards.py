@@ -29,13 +29,15 @@ def make(num_parts=6, shards=3, out=None, features="dense", adj_t=None, **option
         data.x = data.x.relu().to_sparse_csr()
     if features == "encoded":
         data.x = gas.quantize(data.x, "int8", store="disk")
-    if adj_t == "sparse_csr":
+    if adj_t is not None:
         src, dst = data.edge_index
         order = torch.argsort(dst * 60 + src, stable=True)
         rowptr = torch.cat([torch.zeros(1).long(), torch.bincount(dst, minlength=60).cumsum(0)])
         data.adj_t = torch.sparse_csr_tensor(
             rowptr, src[order], data.edge_weight[order], (60, 60), check_invariants=False
         )
+        if adj_t == "sparse_coo":
+            data.adj_t = data.adj_t.to_sparse_coo()
         data.edge_attr = data.edge_attr[order]
         del data.edge_index, data.edge_weight
     options = {"method": "random", "log": False, **options}
@@ -116,7 +118,7 @@ def test_a_folder_has_them(tmp_path):
     assert torch.equal(again.shards, graph.shards)
 
 
-@pytest.mark.parametrize("adj_t", [None, "sparse_csr"])
+@pytest.mark.parametrize("adj_t", [None, "sparse_csr", "sparse_coo"])
 @pytest.mark.parametrize("features", ["dense", "sparse", "encoded"])
 def test_every_row_and_edge_is_somebodys(features, adj_t):
     graph = make(features=features, adj_t=adj_t)
