@@ -89,7 +89,6 @@ class Converted(ScalableGNN):
         self.transform = conversion.inputs.before(conversion.transform)
         self._outputs = conversion.outputs.without_nodes()
         self._returns_rows = conversion.outputs.is_single
-        self._takes_fused = True  # LayerScope converts the adjacency for each layer.
         _, *self._inputs = [str(node.target) for node in graph.nodes if node.op == "placeholder"]
         self._takes_weights = WEIGHT in (*conversion.inputs.names, *conversion.inputs.made)
         self._keywords = {*self._inputs, *([WEIGHT] * self._takes_weights)} - {"x", TRAINING}
