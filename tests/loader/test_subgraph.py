@@ -138,6 +138,27 @@ def test_shuffling_follows_the_seed():
     assert epoch(1) != epoch(2)
 
 
+@pytest.mark.parametrize("stop", [0, 1, 3])
+def test_a_resumed_epoch_leaves_the_generator_as_one_that_was_not_stopped(stop):
+    def loader_of(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return gas.SubgraphLoader(data, ptr, shuffle=True, generator=generator, log=False)
+
+    data, ptr = make()
+    whole = loader_of(7)
+    expected = [[batch.n_id.tolist() for batch in whole] for _ in range(3)]
+    first = loader_of(7)
+    found = [batch.n_id.tolist() for batch in first]
+    assert found == expected[0]
+    batches = iter(first)
+    before = [next(batches).n_id.tolist() for _ in range(stop)]
+    state = first.state_dict()
+    other = loader_of(8)
+    other.load_state_dict(state)
+    assert before + [batch.n_id.tolist() for batch in other] == expected[1]
+    assert [batch.n_id.tolist() for batch in other] == expected[2]
+
+
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(
     "kind", ["csr", pytest.param("sparse_tensor", marks=pytest.mark.requires("torch_sparse"))]
