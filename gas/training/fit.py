@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph import PERM, known_target_mask, open_if_path, to_original_order
+from gas.graph import PERM, check_nodes, known_target_mask, open_if_path, to_original_order
 from gas.loader import EvalSubgraphLoader, SubgraphLoader
 from gas.native import check_flags, check_integer, check_names, report_progress
 from gas.scalable import ScalableGNN, graph_of, is_tracked, refresh_and_predict
@@ -29,6 +29,7 @@ from gas.training.loop import (
 from gas.training.metrics import (
     Metric,
     check_known_targets,
+    check_metric,
     check_metric_name,
     check_usual_loss,
     loss_of,
@@ -136,7 +137,8 @@ def fit(
     )  # fmt: skip
     check_metrics({} if metrics is None else metrics)
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
-    loader, table = _open(graph, batch_size, split, keep_best or patience is not None, options)
+    needs_val = keep_best or patience is not None
+    loader, table = _open(graph, batch_size, split, needs_val, metric, options)
     full, inference = make_full_batch(model, loader), make_inference_loader(loader)
     is_whole = loader.ptr.numel() == 2 and loader.view_loss is None  # Trained as a full batch.
     batches = full if is_whole and full is not None else loader
@@ -246,7 +248,12 @@ def _check(
 
 
 def _open(
-    graph: Any, batch_size: int | None, split: int, needs_val: bool, options: Mapping[str, Any]
+    graph: Any,
+    batch_size: int | None,
+    split: int,
+    needs_val: bool,
+    metric: Metric | None,
+    options: Mapping[str, Any],
 ) -> tuple[SubgraphLoader, Data]:
     """Return a loader of a clustered graph, and its labels and masks in the original order."""
     check_integer("split", split, 0)
@@ -264,6 +271,8 @@ def _open(
             "of it"
         )
     table = _labels_in_original_order(graph_of(graph), split, needs_val, loss_fn)
+    if isinstance(metric, str):  # Of classes, it is checked with the first outputs.
+        check_metric(metric, table.y, 1 if table.y.dim() == 1 else table.y.size(1))
     if loss_fn is loss_of:
         check_usual_loss(table.y)
     if not isinstance(graph, SubgraphLoader):  # A loader sets batch_size of the graph.
@@ -296,6 +305,7 @@ def _labels_in_original_order(graph: Data, split: int, needs_val: bool, loss_fn:
         raise ValueError(
             "'graph' has no 'perm': expected the graph of gas.cluster(data, num_parts)"
         )
+    check_nodes(graph, graph[PERM].numel())
     for name in ("y", "train_mask", *["val_mask"] * needs_val):
         if graph.get(name) is None:
             raise ValueError(

@@ -264,7 +264,7 @@ def compute_micro_f1(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> f
         A fraction in ``[0, 1]``; 0 where nothing was counted.
 
     Raises:
-        ValueError: If the shapes don't fit each other.
+        ValueError: If the shapes don't fit each other, or classes a single output.
     """
     if y.dim() == 2 and y.size(1) == 1 and logits.dim() == 2 and logits.size(1) > 1:
         y = y.view(-1)
@@ -278,6 +278,11 @@ def compute_micro_f1(logits: Tensor, y: Tensor, mask: Tensor | None = None) -> f
         logits, y = logits[mask], y[mask]
     known = known_target_mask(y)
     if y.dim() == 1:
+        if logits.size(1) == 1 and bool((y > 1).any()):
+            raise ValueError(
+                f"'y' holds {int(y.max())}, but 'logits' has shape {list(logits.shape)}, an output "
+                "for classes 0 and 1: give the model one for each class, or score counts by r2"
+            )
         best = logits.view(-1) > 0 if logits.size(1) == 1 else logits.argmax(dim=-1)
         return int((best == y)[known].sum()) / max(int(known.sum()), 1)
     predicted, actual = (logits > 0) & known, (y > 0.5) & known

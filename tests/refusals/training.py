@@ -320,6 +320,7 @@ CASES = {
         loss_fn=lambda out, y: out.detach().sum()
     ),
     "fit, pairs of nodes": lambda t: fit(linked()),
+    "fit, a list of labels": lambda t: fit(cut().update({"y": [0, 1, 0, 1]})),
     "fit, optimizers": lambda t: gas.fit(gcn(), cut(), [], 1),
     "predictions, fewer names than classes": lambda t: gas.predictions(
         gcn(), cut(classes=["a"]), log=False
@@ -431,6 +432,12 @@ CASES = {
     "fit, unknown targets": lambda t: fit(cut(y=torch.full((4,), -1))),
     "profile of a module": lambda t: contextlib.ExitStack().enter_context(gas.profile(3)),
     "two profiles": lambda t: profile_twice(),
+    "fit, a metric of classes for real numbers": lambda t: fit(
+        cut(y=torch.rand(4)), metric="accuracy"
+    ),
+    "score, the accuracy of counts": lambda t: score(
+        "accuracy", torch.ones(4, 1), torch.tensor([0, 3, 1, 0])
+    ),
     "fit, metrics in a list": lambda t: fit(metrics=[abs]),
     "fit, metrics without names": lambda t: fit(metrics={1: abs}),
     "fit, no function": lambda t: fit(on_epoch=3),
