@@ -153,6 +153,12 @@ class Target:
         """Compute :attr:`eps` from outputs; see :meth:`gas.MHAug.update_entropy`."""
         n = self.units.num_nodes
         rows = n if n_id is None else n_id.numel()
+        if not isinstance(logits, Tensor) or not logits.is_floating_point():
+            what = logits.dtype if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+            raise ValueError(
+                f"'logits' is {what}, expected outputs of the model, floating-point numbers of "
+                f"shape [{rows}, classes]"
+            )
         if logits.dim() != 2 or logits.size(0) != rows or logits.size(1) < 2:
             raise ValueError(
                 f"'logits' has shape {list(logits.shape)}, expected [{rows}, classes] with at "

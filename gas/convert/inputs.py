@@ -265,8 +265,10 @@ def find_inputs(net: Module, data: Data) -> Inputs:
     """
     method = find_method(net)
     wanted = parameters(net, method)
-    features, has_edges = "", True
-    if graph := graph_parameter(wanted, data):
+    features, has_edges, graph = "", True, ""
+    if [*wanted] == ["input"] and type(net).__module__.startswith("torch.nn.") and "x" in data:
+        names, edges, has_edges, features = ["x"], ADJACENCY[0], False, "input"
+    elif graph := graph_parameter(wanted, data):
         edges = next((name for name in ADJACENCY if name in data), ADJACENCY[0])
         unused = (*ADJACENCY, *UNSUPPORTED, *RESERVED)
         names = [name for name, value in data.to_dict().items() if isinstance(value, Tensor)]

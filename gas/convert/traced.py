@@ -202,8 +202,13 @@ class Traced:
         for node in self.graph.nodes:
             if node.op == "output":
                 continue
-            per_graph = zip(*(sizes(values[node]) for values in self.records), strict=True)
-            changing = [found for found in per_graph if len(set(found)) > 1]
+            per_graph = [sizes(values[node]) for values in self.records]
+            if len({len(found) for found in per_graph}) > 1:
+                raise ValueError(
+                    f"{self._describe(node)} returns another number of tensors for another number "
+                    "of nodes or edges, and mini-batches have others: keep the rows in one tensor"
+                )
+            changing = [found for found in zip(*per_graph, strict=True) if len(set(found)) > 1]
             taken = {self.kinds[argument] for argument in node.all_input_nodes} - {OTHER}
             if taken and taken <= {EDGES, SELECTED} and is_selection(node, self.values):
                 known |= dict.fromkeys((size for size in changing if size not in known), SELECTED)
@@ -245,6 +250,7 @@ class Traced:
         Each function is run on the first half of the rows, and on the last: the results must be the
         rows of its result on all of them. Errors name the mode, such as " in training".
         """
+        values = self.values
         for node in self.graph.nodes:
             if node.op in ("placeholder", "get_attr", "output") or is_layer(self.net, node):
                 continue
@@ -268,7 +274,7 @@ class Traced:
             if not taken or (IN_ONE_MODE in node.meta and function_name(node).strip("_") in DRAWS):
                 continue
             self._check_type(node)
-            if kind == OTHER and not isinstance(self.values[node], Tensor):
+            if kind == OTHER and not any(isinstance(v, Tensor) for v in tree_leaves(values[node])):
                 continue  # A width, a type, a device.
             size = self.counts[0][taken == {EDGES}]
             for rows in (range(size // 2), range(size - size // 2, size)):

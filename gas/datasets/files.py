@@ -16,9 +16,8 @@ from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
 from torch_geometric.data.storage import AttrType, EdgeStorage, GlobalStorage, NodeStorage
 
 from gas.datasets.arrays import bool_mask, check_targets, load_arrays, tensor_of, to_targets
-from gas.datasets.masks import MASKS
 from gas.datasets.roles import number_array
-from gas.graph import to_csr_features, to_float32_features
+from gas.graph import MASKS, to_csr_features, to_float32_features
 from gas.history import Codec
 
 # Types in a Data object that ``torch.load`` may create, besides those that PyTorch and PyG allow.

@@ -11,8 +11,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.data.storage import NodeStorage
 
 from gas.datasets.edges import with_reverse
-from gas.datasets.masks import MASKS
-from gas.graph import known_target_mask, select_rows
+from gas.graph import MASKS, known_target_mask, select_rows
 from gas.history import is_encoded
 from gas.native import is_sparse
 

@@ -9,12 +9,10 @@ from torch_geometric.data import Data
 from torch_geometric.utils import index_to_mask
 
 from gas.datasets.roles import PART_OF
-from gas.graph import check_ids, is_node_list, known_target_mask
+from gas.graph import MASKS, check_ids, is_node_list, known_target_mask
 
 NUM_SPLITS = 20  # The number of random splits of a graph without one, up to
 MOST_SPLIT_NODES = 100_000  # so many nodes; larger graphs get one.
-
-MASKS = ("train_mask", "val_mask", "test_mask")
 
 
 def index2mask(index: Tensor, size: int) -> Tensor:

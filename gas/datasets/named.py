@@ -17,11 +17,12 @@ from torch_geometric.utils import to_undirected
 
 from gas.datasets.edges import with_reverse
 from gas.datasets.files import SAFE_GLOBALS
-from gas.datasets.masks import MASKS, NUM_SPLITS, gen_masks, index2mask, select_split, with_masks
+from gas.datasets.masks import NUM_SPLITS, gen_masks, index2mask, select_split, with_masks
 from gas.datasets.opening import open_graph
 from gas.datasets.planted import planted_partition
 from gas.datasets.tables import PARQUET, TEXT, format_of
 from gas.graph import (
+    MASKS,
     check_finite,
     is_graph_folder,
     permute,

@@ -14,8 +14,9 @@ from gas.datasets.edges import one_way_share, with_reverse
 from gas.datasets.files import read_archive
 from gas.datasets.folder import read_folder
 from gas.datasets.hetero import to_hetero_data
-from gas.datasets.masks import MASKS, with_masks
+from gas.datasets.masks import with_masks
 from gas.graph import (
+    MASKS,
     SHARD,
     SHARDS,
     check_edge_rows,

@@ -3,6 +3,7 @@
 from gas.graph.adjacency import Adjacency, adjacency_from_csr
 from gas.graph.attributes import (
     BATCH_SIZE,
+    MASKS,
     PARTS,
     PERM,
     PREPARED,
@@ -110,6 +111,7 @@ from gas.graph.structure import Uses
 from gas.graph.versions import GraphVersions, Versions, find_original_graph, version
 
 __all__ = [
+    "MASKS",
     "Array",
     "GrowingArray",
     "array_of",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ SHARDS = "shards"  # Of a graph for several processes, the first row of each sha
 SHARD = "shard"  # Of the local graph of a process, a :class:`Shard`.
 PREPARED = "prepared_"  # The prefix of what a converted model computes for the whole graph.
 EDGES = ("edge_index", "adj_t", "edge_weight")
+MASKS = ("train_mask", "val_mask", "test_mask")
 # Lists of node ids; "train_idx" is OGB's, the others are as common.
 NODE_LISTS = re.compile(r"(train|val|valid|validation|test|unlabell?ed)_(idx|index|ids?|nodes?)")
 
@@ -66,6 +67,16 @@ def is_row_per_node(data: Data, key: str) -> bool:
     if sizes is None:
         return _is_by_row(data, key, value) and data.is_node_attr(key)
     return has_row_per_node(data, key, value, sizes)
+
+
+def needs_row_per_node(key: str, shape: Sequence[int], num_edges: int) -> bool:
+    """Return whether an attribute of a shape is refused unless it has a row per node.
+
+    These are features, labels and masks, except masks with a row for each edge.
+    """
+    if key.endswith("_mask"):
+        return key in MASKS or (*shape[:1],) != (num_edges,)
+    return key in ("x", "y", "n_id")
 
 
 def count_nodes_and_edges(data: Data) -> tuple[int, int]:

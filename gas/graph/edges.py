@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Data
 
-from gas.graph.attributes import check_node_ids
+from gas.graph.attributes import check_node_ids, needs_row_per_node
 from gas.graph.layout import layout_of
 from gas.native import BLOCK, coo_to_csr, has_sorted_rows, is_valid_rowptr
 
@@ -222,9 +222,12 @@ def _check_fits(data: Data, num_rows: int) -> None:
 
 def check_nodes(data: Data, num_nodes: int) -> None:
     """Refuse attributes without one row per node that should have one, such as masks."""
+    edge_index = data.get("edge_index")
+    num_edges = data.num_edges if edge_index is None else edge_index.size(-1)
     for key, value in data:
         check_node_ids(f"'{key}'", key, value)
-        per_node = key in ("x", "y", "n_id") or key.endswith("_mask")
+        shape = [len(value)] if isinstance(value, list) else getattr(value, "shape", ())
+        per_node = needs_row_per_node(key, shape, num_edges)
         if per_node and isinstance(value, list | np.ndarray) and len(value) == num_nodes:
             raise ValueError(
                 f"'{key}' is of type {type(value).__name__}, whose rows would stay where they are "

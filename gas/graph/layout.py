@@ -14,7 +14,14 @@ from torch import Tensor
 from torch_geometric.index import ptr2index
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
-from gas.native import assert_range, check_index, check_probability, coo_to_csr, sparse_csr
+from gas.native import (
+    assert_range,
+    check_index,
+    check_integer,
+    check_probability,
+    coo_to_csr,
+    sparse_csr,
+)
 
 
 class Layout(abc.ABC):
@@ -328,7 +335,9 @@ def _draw_kept_edges(num_edges: int, p: float, device: torch.device) -> Tensor:
 def check_size(
     size: tuple[int, int] | None, adj: Any, num_nodes: int | None, edge_weight: Tensor | None
 ) -> None:
-    """Refuse weights and a number of nodes beside a matrix, and weights that don't fit edges."""
+    """Refuse weights and a number of nodes beside a matrix, and those that don't fit edges."""
+    if isinstance(num_nodes, int | float | str | tuple | list):  # A proxy of a trace is none.
+        check_integer("num_nodes", num_nodes, 0)
     if size is not None and (edge_weight is not None or num_nodes not in (None, *size)):
         name = "num_nodes" if edge_weight is None else "edge_weight"
         raise ValueError(

@@ -26,6 +26,9 @@ POSITIONAL = frozenset(
 # Matches PyTorch's errors about operations that torch.sparse_csr doesn't support.
 MISMATCH = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 SPARSE = re.compile(r"sparse|layout|strides", re.IGNORECASE)
+WIDTHS = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
+DTYPES = re.compile(r"same dtype, but got (?:c10::)?(\w+) and (?:c10::)?(\w+)")
+NAMES = {torch.float64: "Double", torch.float32: "Float", torch.bfloat16: "BFloat16"}
 
 
 def wrong_calls_error(calls: int, num_histories: int) -> RuntimeError:
@@ -183,11 +186,26 @@ def collect_kwargs(function: Callable[..., Tensor], data: Data) -> dict[str, Any
 
 def explain(
     error: BaseException, x: Any, adj_t: Any, batch_size: int | None = None, n_id: Any = None
-) -> RuntimeError | None:
-    """Return an error with the cure if PyTorch's is about sparse matrices or rows of the halo."""
+) -> RuntimeError | ValueError | None:
+    """Return an error with the cure if PyTorch's is about features, sparse matrices or the halo."""
+    text, width = str(error), x.size(1) if isinstance(x, Tensor | Rows) and x.dim() == 2 else None
+    if isinstance(error, ValueError) and "more than 1 value per channel" in text:
+        return ValueError(
+            f"a batch norm is given the row of one node ({error}): take mini-batches of more "
+            "nodes, by fewer parts, a larger 'batch_size', or more 'memory'"
+        )
     if not isinstance(error, RuntimeError):
         return None
-    text = str(error)
+    if (found := WIDTHS.search(text)) is not None and found[1] == str(width):
+        return RuntimeError(
+            f"'x' has {width} columns, and a layer takes {found[2]} ({error}): give the graph the "
+            "features that the model was made for, or make a model for these"
+        )
+    if (found := DTYPES.search(text)) is not None and found[1] == NAMES.get(getattr(x, "dtype", x)):
+        return RuntimeError(
+            f"'x' is {x.dtype}, and a layer has weights of another type ({error}): convert either, "
+            "such as data.x = data.x.float(), or model.double()"
+        )
     is_matrix = not isinstance(adj_t, Tensor) or is_sparse(adj_t)
     if n_id is not None and is_matrix and MISMATCH.findall(text) in (
         [(str(batch_size), str(n_id.numel()))], [(str(n_id.numel()), str(batch_size))],

@@ -19,7 +19,13 @@ from gas.loader import EvalSubgraphLoader, SubData, to_device, unwrap_loader
 from gas.native import check_flags, report_progress, share_cores
 from gas.scalable.base import preserve_modes
 from gas.scalable.call import BatchModel, Call, StopForward, run_call
-from gas.scalable.checks import adjacency, check_graph, collect_kwargs, wrong_size_error
+from gas.scalable.checks import (
+    adjacency,
+    check_graph,
+    collect_kwargs,
+    explain,
+    wrong_size_error,
+)
 from gas.scalable.distributed.ranks import one_shard_error
 from gas.scalable.node_predictor import mark_exact
 from gas.scalable.norms import GraphNorms, has_equal_variances
@@ -334,7 +340,13 @@ def _run_layer(
         x, *_ = model._forward_inputs(batch)
     kwargs = collect_kwargs(model.forward_layer, batch.data)
     adj_t = model._to_supported_layout(adjacency(batch.data))
-    with model._watch_layers(adj_t, *batch[1:3]) or contextlib.nullcontext():
-        out = model.forward_layer(layer, cast(Tensor, x), adj_t, state, **kwargs)
+    try:
+        with model._watch_layers(adj_t, *batch[1:3]) or contextlib.nullcontext():
+            out = model.forward_layer(layer, cast(Tensor, x), adj_t, state, **kwargs)
+    except (RuntimeError, ValueError) as error:
+        explained = explain(error, x if layer == 0 else None, adj_t)
+        if explained is None:
+            raise
+        raise explained from error
     del state["batch"]  # Otherwise it would be kept until the next layer.
     return out

@@ -137,8 +137,7 @@ def fit(
     )  # fmt: skip
     check_metrics({} if metrics is None else metrics)
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
-    needs_val = keep_best or patience is not None
-    loader, table = _open(graph, batch_size, split, needs_val, metric, options)
+    loader, table = _open(graph, batch_size, split, bool(keep_best or patience), metric, options)
     full, inference = make_full_batch(model, loader), make_inference_loader(loader)
     is_whole = loader.ptr.numel() == 2 and loader.view_loss is None  # Trained as a full batch.
     batches = full if is_whole and full is not None else loader
@@ -256,7 +255,6 @@ def _open(
     options: Mapping[str, Any],
 ) -> tuple[SubgraphLoader, Data]:
     """Return a loader of a clustered graph, and its labels and masks in the original order."""
-    check_integer("split", split, 0)
     graph, loss_fn = open_if_path(graph, "graph"), options.get("loss_fn", loss_of)
     if isinstance(graph, SubgraphLoader):
         check_loader(graph, loss_fn, options.get("view_loss"))
@@ -312,6 +310,8 @@ def _labels_in_original_order(graph: Data, split: int, needs_val: bool, loss_fn:
                 f"'graph' has no {name!r}, by which nodes are trained and scored: set it before "
                 "gas.cluster"
             )
+    columns = graph.train_mask.shape[1:]
+    check_integer("split", split, 0, columns[0] - 1 if columns else None)
     if not bool(split_mask(graph.train_mask, split).any()):
         raise ValueError("'train_mask' has no node, and nothing would be learnt: set it")
     if needs_val and not bool(split_mask(graph.val_mask, split).any()):

@@ -722,8 +722,10 @@ class PerceptronOfGraph(Perceptron):
         (Perceptron(), lambda net, data: net(data.x)),
         (PerceptronOfGraph(), None),
         (pyg.MLP([5, 8, 3]), lambda net, data: net(data.x)),
+        (nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), lambda net, data: net(data.x)),
+        (nn.Linear(5, 3), lambda net, data: net(data.x)),
     ],
-    ids=["rows", "a graph", "MLP"],
+    ids=["rows", "a graph", "MLP", "Sequential", "Linear"],
 )
 @pytest.mark.parametrize("matrix", [False, True], ids=["edge_index", "adj_t"])
 def test_models_without_edges(net, call, matrix):

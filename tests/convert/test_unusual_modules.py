@@ -194,6 +194,36 @@ def test_what_depends_on_the_number_of_nodes_or_hides_them(end, reason):
         gas.to_scalable(net, graph())
 
 
+@pytest.mark.parametrize("place", ["start", "between", "end", "training"])
+@pytest.mark.parametrize(
+    "statistic",
+    [
+        lambda x: x.max(dim=0)[0],
+        lambda x: x.min(dim=0, keepdim=True).values,
+        lambda x: torch.std_mean(x, 0)[1],
+        lambda x: x.median(0)[0],
+        lambda x: x.topk(3, dim=0)[0][0],
+        lambda x: torch.aminmax(x)[1],
+        lambda x: x.max(0)[1],
+        lambda x: torch.unique(x.round(), return_counts=True)[1].max(),
+    ],
+)
+def test_statistics_that_come_in_a_tuple_are_refused(statistic, place):
+    """A tuple of tensors has no row for each node, just as a tensor of a statistic."""
+
+    def change(net, x):
+        return x - statistic(x) if net.training or place != "training" else x
+
+    net = Net(**{"between" if place == "training" else place: change}).eval()
+    with pytest.raises(ValueError, match="isn't exact on mini-batches|a size that is neither"):
+        gas.to_scalable(net, graph())
+
+
+def test_tuples_of_rows_stay():
+    check(Net(between=lambda net, x: x - x.max(dim=1, keepdim=True)[0]), graph())
+    check(Net(between=lambda net, x: torch.cat(torch.std_mean(x, 1, keepdim=True) * 4, 1)), graph())
+
+
 def test_modes_of_autograd_in_forward():
     def frozen(net, x):
         with torch.no_grad():

@@ -86,3 +86,41 @@ def test_node_ids_of_any_shape_are_renumbered(shape, dtype):
     graph = gas.cluster(data, 6, log=False)
     assert graph.train_idx.shape == data.train_idx.shape
     assert torch.equal(graph.number[graph.train_idx], data.train_idx.long())
+
+
+@pytest.mark.parametrize("name", ["edge_mask", "train_edge_mask", "e_mask"])
+@pytest.mark.parametrize("matrix", [False, True])
+def test_a_mask_of_edges_has_a_row_for_each(name, matrix, tmp_path):
+    data = random_graph()
+    src, dst = data.edge_index
+    data[name] = (src + 2 * dst) % 3 == 0  # By its ends, so that it can be told in any order.
+    if matrix:
+        rowptr = torch.cat([torch.zeros(1).long(), torch.bincount(dst, minlength=60).cumsum(0)])
+        order = torch.argsort(dst * 60 + src, stable=True)
+        data.adj_t = torch.sparse_csr_tensor(
+            rowptr, src[order], torch.ones(240), (60, 60), check_invariants=False
+        )
+        data[name] = data[name][order]
+        del data.edge_index
+    perm = torch.randperm(60)
+    found = gas.permute(data, perm, log=False)
+    graph = gas.cluster(data, 6, method="random", log=False)
+    gas.cluster(data, 6, method="random", out=tmp_path / "graph", log=False)
+    stored = gas.open_graph(tmp_path / "graph", log=False)
+    for moved, order in ((found, perm), (graph, graph.perm), (stored, stored.perm)):
+        edges = gas.graph.read_graph(moved)
+        expected = (order[edges.src] + 2 * order[edges.dst]) % 3 == 0
+        assert torch.equal(moved[name], expected)
+    for batch in gas.SubgraphLoader(graph, batch_size=2, layout="edge_index", log=False):
+        src, dst = graph.perm[batch.n_id[batch.edge_index]]
+        assert torch.equal(batch.data[name], (src + 2 * dst) % 3 == 0)
+
+
+def test_other_masks_have_a_row_for_each_node():
+    for name, size in (("train_mask", 240), ("edge_mask", 100), ("other_mask", 59)):
+        data = random_graph().update({name: torch.ones(size, dtype=torch.bool)})
+        with pytest.raises(ValueError, match=f"'{name}' has {size} rows, but the graph has 60"):
+            gas.cluster(data, 6, method="random", log=False)
+    data = random_graph().update({"own_mask": torch.arange(60) % 2 == 0})
+    graph = gas.cluster(data, 6, method="random", log=False)
+    assert torch.equal(graph.own_mask, data.own_mask[graph.perm])

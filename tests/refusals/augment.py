@@ -153,6 +153,7 @@ CASES = {
     "MHAug, a rate without a burn-in": lambda t: chain(target_acceptance=0.3),
     "MHAug, hardly ever accepted": stuck,
     "update_entropy, of other nodes": lambda t: chain().update_entropy(torch.ones(3, 2)),
+    "update_entropy, classes": lambda t: chain().update_entropy(torch.ones(4, dtype=torch.long)),
     "update_entropy, one class": lambda t: chain().update_entropy(torch.ones(4, 1)),
     "update_entropy, a node too many": lambda t: chain().update_entropy(
         torch.ones(1, 2), torch.tensor([4])

@@ -610,6 +610,9 @@ def gat():
 
 
 CASES = {
+    "a tuple of rows of nodes": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x - x.split(2)[0].sum(), edge_index)
+    ),
     "cluster, a layer that looks at all values if one is large": lambda t: large_values(),
     "cluster, a matrix with several entries of a pair": lambda t: several_entries(),
     "attention to all nodes": lambda t: convert(
@@ -630,7 +633,6 @@ CASES = {
         lambda net, x, edge_index: net.part(net.conv(x, edge_index), edge_index), part=Hooked()
     ),
     "a ScalableGNN": lambda t: gas.to_scalable(Model(), ring()),
-    "no layer of message passing": lambda t: gas.to_scalable(nn.Linear(2, 2), ring()),
     "no data": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2)),
     "num_nodes, and no width": lambda t: gas.to_scalable(pyg.GCN(-1, 2, 2), num_nodes=4),
     "no adjacency": lambda t: convert(lambda net, x, edges: net.conv(x, edges), "x, edges"),

@@ -187,6 +187,7 @@ CASES = {
         ring(edge_weight=np.ones(8)), 2, log=False
     ),
     "cluster, fewer ids than nodes": lambda t: gas.cluster(ring(node_id=list("abc")), 2, log=False),
+    "Adjacency.of, a size in place of the number of nodes": lambda t: Adjacency.of(RING, (4, 4)),
     "Adjacency.of, more weights than edges": lambda t: Adjacency.of(RING, 4, torch.ones(9)),
     "Adjacency.of, a matrix and weights": lambda t: Adjacency.of(csr(), None, torch.ones(4)),
     "Adjacency.of, a matrix of another size": lambda t: Adjacency.of(csr(), 9),

@@ -39,6 +39,17 @@ def predict(graph, **options):
     return Model().predict(graph, **options)
 
 
+def of_features(x):
+    model = gas.to_scalable(pyg.GraphSAGE(2, 2, num_layers=1), ring())
+    model.predict(ring(x=x, parts=HALVES, perm=torch.arange(4)), log=False)
+
+
+def one_row():
+    data = ring(parts=torch.arange(5), perm=torch.arange(4))
+    model = gas.to_scalable(pyg.GraphSAGE(2, 2, num_layers=2, norm="batch_norm"), ring())
+    model.train()(next(iter(gas.SubgraphLoader(data, log=False))))
+
+
 def attention(layout):
     """Of a graph with two self-loops, one in each half."""
     loops = torch.tensor([[0, 1, 2, 3, 0, 2], [1, 0, 3, 2, 0, 2]])
@@ -313,6 +324,9 @@ CASES = {
     ),
     "a mini-batch and an adjacency": lambda t: Model()(first_batch(), first_batch().adj_t),
     "predict, a graph that isn't clustered": lambda t: predict(ring(parts=HALVES)),
+    "predict, features of another width": lambda t: of_features(torch.ones(4, 3)),
+    "predict, features of another type": lambda t: of_features(torch.ones(4, 2).double()),
+    "predict, a norm of one node": lambda t: one_row(),
     "predict, chosen nodes and a layout": lambda t: predict(
         ring(parts=HALVES, perm=torch.arange(4)), nodes=torch.tensor([1]), layout="csr"
     ),

@@ -320,6 +320,9 @@ CASES = {
         loss_fn=lambda out, y: out.detach().sum()
     ),
     "fit, pairs of nodes": lambda t: fit(linked()),
+    "fit, a split too many": lambda t: fit(
+        cut(train_mask=torch.ones(4, 2, dtype=torch.bool)), split=2
+    ),
     "fit, a list of labels": lambda t: fit(cut().update({"y": [0, 1, 0, 1]})),
     "fit, optimizers": lambda t: gas.fit(gcn(), cut(), [], 1),
     "predictions, fewer names than classes": lambda t: gas.predictions(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gas.graph.attributes import needs_row_per_node
 from gas.graph.folder.npy import Array
 from gas.history import CODEC_NAMES as CODECS
 from gas.history import Codec
@@ -235,7 +236,7 @@ def _check_sizes(path: Path, said: Description) -> None:
             shape = shape if len(shape) == 1 and shape[0] >= 2 else (2,)
             _check_plain(path, f"'{key}'", arrays[key], ("int64",), shape)
     for key, array in arrays.items():
-        per_node = key in ("x", "y", "n_id") or key.endswith("_mask")
+        per_node = needs_row_per_node(key, array.shape, num_edges)
         per_edge = key in ("edge_attr", "edge_type")
         rows = num_nodes if per_node else num_edges
         is_by_row = (per_node or per_edge) and len(array.shape) > 0
