@@ -337,7 +337,7 @@ def _train_mask(loader: Any, split: int, loss_fn: Any, view_loss: Any) -> Tensor
     if not isinstance(mask, Tensor) or mask.device.type != "cpu":
         return None
     mask = split_mask(mask, split)
-    if data.y.device.type == "cpu":
+    if isinstance(data, Data) and data.y.device.type == "cpu":
         check_known_targets(data.y, mask, view_loss or loss_fn)
     return mask
 
