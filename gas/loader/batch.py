@@ -50,6 +50,7 @@ class SubData(NamedTuple):
         own = empty_graph(self.data)
         new, known = own._store._mapping, dict(raw_attributes(self.data))
         n_id = new["n_id"] = self.n_id[: self.batch_size]
+        known.pop("n_id", None)  # The graph's own, as a sampler sets, stays in ``batch.data``.
         e_id = known.pop("e_id", None)
         # num_nodes and num_edges of PyG take 50 Python calls.
         sizes = None if e_id is None else (self.n_id.numel(), e_id.numel())

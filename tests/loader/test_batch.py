@@ -87,6 +87,14 @@ def test_own():
         assert torch.equal(own.x, batch.x[: batch.batch_size])  # A view.
 
 
+def test_own_rows_are_named_by_the_batch_where_a_graph_has_ids_of_a_sampler():
+    data, ptr = make()
+    data.n_id = 3 * torch.arange(data.num_nodes)
+    for batch in gas.SubgraphLoader(data, ptr, 2, log=False):
+        assert torch.equal(batch.own.n_id, batch.n_id[: batch.batch_size])
+        assert torch.equal(batch.data.n_id, 3 * batch.n_id)
+
+
 @pytest.mark.parametrize("is_read", [False, True])
 def test_a_batch_is_printed_in_three_lines(is_read):
     data, ptr = make()
