@@ -39,7 +39,7 @@ from gas.loader.cutter import BatchCutter, get_parts, get_shard
 from gas.loader.transforms import EpochTransform, transform_graph
 from gas.native import Relabeler, check_flags, check_names, share_cores
 
-LOADER_OPTIONS = frozenset(inspect.signature(DataLoader).parameters)
+LOADER_OPTIONS = {*inspect.signature(DataLoader).parameters} - {"dataset", "collate_fn"}
 
 
 class SubgraphLoader(BatchCutter, DataLoader):
@@ -356,7 +356,7 @@ def _check_options(
             "'data' has an attribute 'views', the name of an augmentation's views in mini-batches: "
             "rename it"
         )
-    check_names(options, LOADER_OPTIONS, "gas.SubgraphLoader, nor of torch.utils.data.DataLoader")
+    check_names(options, LOADER_OPTIONS, "gas.SubgraphLoader, nor one of DataLoader that it takes")
     if epoch_transform is not None and options.get("persistent_workers"):
         raise ValueError(
             "'persistent_workers' is True, but workers that stay don't see the next epoch's views: "

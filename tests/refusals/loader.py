@@ -74,6 +74,7 @@ CASES = {
     "SubgraphLoader, a sampler of parts that aren't there": lambda t: list(with_sampler([0, 7])),
     "SubgraphLoader, an attribute 'views'": lambda t: load(ring(views=torch.ones(4))),
     "SubgraphLoader, an unknown name": lambda t: load(shuffled=True),
+    "SubgraphLoader, a function that collates": lambda t: load(collate_fn=list),
     "batch.to, no CUDA": lambda t: without_cuda(
         t, "gas.loader.batch.apply", lambda: next(iter(load())).to("cuda")
     ),
