@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import Any, cast
 
@@ -49,10 +48,15 @@ class ResumableBatchSampler(Sampler[list[int]]):
             return
         if not self.resumes or self.epoch is None:
             self.epoch, self.done = [[int(part) for part in parts] for parts in self.batches], 0
-        for part in itertools.chain.from_iterable(self.epoch):
-            if not 0 <= part < self.num_parts:
-                raise IndexError(
-                    f"the sampler draws part {part}, expected parts in [0, {self.num_parts})"
+        for parts in self.epoch:
+            for part in parts:
+                if not 0 <= part < self.num_parts:
+                    raise IndexError(
+                        f"the sampler draws part {part}, expected parts in [0, {self.num_parts})"
+                    )
+            if len({*parts}) < max(len(parts), 1):
+                raise ValueError(
+                    f"the sampler draws the batch {parts}, expected one part or more, each once"
                 )
         self.resumes = False
         yield from self.epoch[self.done :]

@@ -73,6 +73,8 @@ NO_LABELS = torch.zeros(4, dtype=torch.bool)
 CASES = {
     "SubgraphLoader, a sampler of parts that aren't there": lambda t: list(with_sampler([0, 7])),
     "SubgraphLoader, an attribute 'views'": lambda t: load(ring(views=torch.ones(4))),
+    "SubgraphLoader, a batch of no parts": lambda t: list(load(batch_sampler=[[0], []])),
+    "SubgraphLoader, a part twice in a batch": lambda t: list(load(batch_sampler=[[1, 1]])),
     "SubgraphLoader, an unknown name": lambda t: load(shuffled=True),
     "SubgraphLoader, a function that collates": lambda t: load(collate_fn=list),
     "batch.to, no CUDA": lambda t: without_cuda(
