@@ -150,19 +150,29 @@ class _Writer:
         )
 
     def _find_shared(self) -> set[Node]:
-        """Find the rows of edges that several sums need, which are computed once for all."""
+        """Find the rows of edges that several sums need, or a layer, computed once for all."""
         sums: dict[Node, set[Node]] = {}
+        given = {node for node in self._order if self._is_given(node)}
         for output in self.in_order(self.reduced):
             if output in sums and all(user in sums for user in output.users):
                 continue  # It is part of another's function.
             for node in self.collect(output):
                 sums.setdefault(node, set()).add(output)
-        return {
+        return given | {
             node for node, found in sums.items()
             if len(found) > 1 and self._kinds[node] == EDGES and self._is_floating(node)
             and (changes_in_training(self._net, node)
                 or any(sums.get(user) != found for user in node.users))
         }  # fmt: skip
+
+    def _is_given(self, node: Node) -> bool:
+        """Return whether a layer is given rows of edges that are computed of rows of nodes."""
+        return (
+            node.op in ("call_function", "call_method", "call_module")
+            and self._kinds[node] == EDGES and not is_layer(self._net, node)
+            and self._is_floating(node) and self._follows_from_nodes(node)
+            and any(is_layer(self._net, user) for user in node.users)
+        )  # fmt: skip
 
     def in_order(self, outputs: set[Node]) -> list[Node]:
         """Return outputs from the last: those that are part of another's function come later."""

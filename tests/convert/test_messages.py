@@ -19,7 +19,17 @@ from comparisons import (
 )
 from conftest import random_graph
 from torch import nn
-from torch_geometric.nn import GATConv, MessagePassing, SAGEConv, Sequential
+from torch_geometric.nn import (
+    GATConv,
+    GATv2Conv,
+    GINEConv,
+    GraphConv,
+    MessagePassing,
+    NNConv,
+    SAGEConv,
+    Sequential,
+    TransformerConv,
+)
 from torch_geometric.utils import add_self_loops, degree, remove_self_loops, scatter, softmax
 
 import gas
@@ -140,6 +150,99 @@ class Mesh(nn.Module):
 def test_edges_are_updated_from_layer_to_layer():
     model, _, _ = check(Mesh(), with_edge_attr(), of_edge_attr)
     assert len(model.histories) == 1
+
+
+def distances(net, x, edge_index, edge_attr):
+    src, dst = edge_index
+    return (x[src] - x[dst]).norm(dim=-1, keepdim=True).expand(-1, 2)
+
+
+def updated(net, x, edge_index, edge_attr):
+    src, dst = edge_index
+    return edge_attr + net.of_edges(torch.cat([x[src], x[dst], edge_attr], dim=1)).tanh()
+
+
+def normalised_rows(net, x, edge_index, edge_attr):
+    src, dst = edge_index
+    return net.norm(net.of_edges(torch.cat([x[src], x[dst], edge_attr], dim=1)))
+
+
+def chosen(net, x, edge_index, edge_attr):
+    src, dst = edge_index
+    return ((x[src] * x[dst]).sum(1, keepdim=True).detach() > 0) * edge_attr
+
+
+class WithEdges(nn.Module):
+    """Layers of PyG, which are given rows of edges that are computed of rows of nodes."""
+
+    def __init__(self, function, layer, is_new=True):
+        super().__init__()
+        self.function, self.is_new = function, is_new
+        self.start, self.a, self.b = nn.Linear(5, 8), layer(), layer()
+        self.of_edges, self.norm = nn.Linear(18, 2), nn.BatchNorm1d(2)
+
+    def forward(self, x, edge_index, edge_attr):
+        x = self.start(x)
+        edges = self.function(self, x, edge_index, edge_attr)
+        x = self.a(x, edge_index, edges).relu()
+        if self.is_new:
+            edges = self.function(self, x, edge_index, edges)
+        return self.b(x, edge_index, edge_attr=edges)
+
+
+EDGE_LAYERS = {
+    "TransformerConv": lambda: TransformerConv(8, 8, edge_dim=2),
+    "GINEConv": lambda: GINEConv(nn.Linear(8, 8), edge_dim=2),
+    "GATv2Conv": lambda: GATv2Conv(8, 8, edge_dim=2, add_self_loops=False),
+    "GATConv with loops": lambda: GATConv(8, 8, edge_dim=2),
+    "NNConv": lambda: NNConv(8, 8, nn.Linear(2, 64)),
+}
+
+
+@pytest.mark.slow(fast=4)
+@pytest.mark.parametrize(
+    ("function", "is_new"),
+    [
+        (distances, True),
+        (updated, True),
+        (normalised_rows, True),
+        (normalised_rows, False),
+        (chosen, True),
+    ],
+)
+@pytest.mark.parametrize("layer", EDGE_LAYERS)
+def test_layers_are_given_rows_of_edges_that_nodes_make(layer, function, is_new):
+    net = WithEdges(function, EDGE_LAYERS[layer], is_new)
+    model, graph, _ = check(net, with_edge_attr(), of_edge_attr)
+    assert len(model.histories) == 1
+    steps = 0
+    for batch in gas.SubgraphLoader(graph, batch_size=2, shuffle=True, log=False):
+        assert torch.isfinite(model.train()(batch)).all()
+        steps += 1
+    if function is normalised_rows:  # Once for each set of edges, not for each layer.
+        assert net.norm.num_batches_tracked == steps * (1 + is_new)
+
+
+@pytest.mark.parametrize("function", [distances, updated])
+def test_gradients_through_rows_of_edges_are_those_of_a_full_batch(function):
+    net = WithEdges(function, EDGE_LAYERS["GINEConv"])
+    check_gradients(net, with_edge_attr(), of_edge_attr)
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = GraphConv(5, 8), GraphConv(8, 4)
+
+    def forward(self, x, edge_index):
+        src, dst = edge_index
+        h = self.a(x, edge_index, torch.cosine_similarity(x[src], x[dst])).relu()
+        return self.b(h, edge_index, (h[src] * h[dst]).sum(dim=-1).sigmoid())
+
+
+def test_weights_of_edges_are_computed_of_nodes():
+    check(Weighted(), random_graph(), of_x)
+    check_gradients(Weighted(), random_graph(), of_x)
 
 
 # Sums of messages ---------------------------------------------------------------------------------
