@@ -150,11 +150,11 @@ class HeteroModel(PlannedModel):
                         f"the graph has no {key!r} of type {kind!r}, with which the module was "
                         f"converted: set it{none if key == EDGES else ''}"
                     )
-                width, shape = kinds[kind], getattr(known[kind][key], "shape", ())
-                if width is not None and (*shape[1:],) != (width,):
+                width, value = kinds[kind], known[kind][key]
+                if isinstance(value, Tensor) and width is not None and value.shape[1:] != (width,):
                     raise ValueError(
-                        f"{key!r} of type {kind!r} has shape {list(shape)}, but the module was "
-                        f"converted with a graph in which it has {width} columns: convert it with "
+                        f"{key!r} of type {kind!r} has shape {list(value.shape)}, but the module "
+                        f"was converted with a graph in which it has {width} columns: convert it with "
                         "this graph, or give the attribute that shape"
                     )
 
