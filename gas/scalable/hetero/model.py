@@ -154,8 +154,8 @@ class HeteroModel(PlannedModel):
                 if isinstance(value, Tensor) and width is not None and value.shape[1:] != (width,):
                     raise ValueError(
                         f"{key!r} of type {kind!r} has shape {list(value.shape)}, but the module "
-                        f"was converted with a graph in which it has {width} columns: convert it with "
-                        "this graph, or give the attribute that shape"
+                        f"was converted with a graph in which it has {width} columns: convert it "
+                        "with this graph, or give the attribute that shape"
                     )
 
     def _check_lacked(self, data: HeteroData) -> None:
