@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 import torch_geometric.nn as pyg
+from torch.fx import Proxy
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
+from gas.convert.known import KnownProxy, walk_back
 from gas.convert.traced_matrix import TracedMatrix
 from gas.graph import WEIGHT
 from gas.nn import SimpleConv
@@ -47,9 +49,15 @@ class Propagation(EdgeLayer):
         super().__init__()
         object.__setattr__(self, "layer", layer)  # Not a child: it has this one.
 
-    def forward(self, edge_index: Any, **given: Any) -> Any:
-        """Return what ``layer.propagate`` gives, of edges to where messages go."""
+    def forward(self, edge_index: Any, counted: Any = None, **given: Any) -> Any:
+        """Return what ``layer.propagate`` gives, of edges to where messages go.
+
+        Nodes are counted by the rows of ``counted``, if none of the others are of nodes.
+        """
         layer: Any = self.layer
+        if counted is not None:
+            ends = counted if isinstance(counted, tuple) else (counted, counted)
+            given["size"] = tuple(rows.size(0) for rows in ends)
         flow, layer.flow = layer.flow, FORWARD
         try:
             return type(layer).propagate(layer, edge_index, **given)
@@ -146,6 +154,8 @@ class Hops:
             if self.dropout > 0:
                 out.node.meta[DROP] = out.node.name, self.dropout, True
             return out
+        if not any(map(_has_row_per_node, given.values())):
+            given["counted"] = _find_counted(size)
         return self._layer.hop(edge_index, **given)
 
     def _multiply(self, matrix: TracedMatrix, given: dict[str, Any]) -> Any:
@@ -155,6 +165,20 @@ class Hops:
             names = list(inspect.signature(function).parameters)[1:]
             out = function(out, **{name: given[name] for name in names if name in given})
         return out
+
+
+def _has_row_per_node(value: Any) -> bool:
+    pair = value if isinstance(value, tuple | list) else (value,)
+    return any(isinstance(each, KnownProxy) and each.has_row_per_node for each in pair)
+
+
+def _find_counted(size: Any) -> Any:
+    """Return the rows of nodes whose number a layer is given as its ``size``, or ``None``."""
+    end = size[1] if isinstance(size, tuple | list) else None
+    if not isinstance(end, Proxy):
+        return None
+    found = (KnownProxy(node, end.tracer) for node in walk_back(end.node))
+    return next((each for each in found if each.has_row_per_node), None)
 
 
 @contextlib.contextmanager

@@ -51,6 +51,11 @@ class KnownProxy(Proxy):
         """Return whether the value is a tensor."""
         return isinstance(cast(Any, self.tracer).known.first(self.node), Tensor)
 
+    @property
+    def has_row_per_node(self) -> bool:
+        """Return whether the value has a row for each node."""
+        return cast(Any, self.tracer).known.has_row_per_node(self.node)
+
     def __len__(self) -> int:
         return cast(Any, self.tracer).known.length(self.node)
 
@@ -221,7 +226,7 @@ class KnownValues:
 
     def has_row_per_node(self, node: Node) -> bool:
         """Return whether a value's rows are those of nodes, and the rest of its shape the same."""
-        values = self._values[node]
+        values = self._values.get(node, ())
         shapes = [value.shape for value in values if isinstance(value, Tensor) and value.dim() > 0]
         is_by_node = [shape[0] for shape in shapes] == list(self._counts)
         return is_by_node and len({shape[1:] for shape in shapes}) == 1

@@ -121,6 +121,48 @@ def test_layers_return_several_tensors():
     assert len(model.histories) == 2
 
 
+class Equivariant(MessagePassing):
+    """Messages of edges, and the number of nodes that they go to, after EGNN."""
+
+    def __init__(self, channels, counted):
+        super().__init__(aggr="add")
+        self.counted = counted
+        self.edges = nn.Sequential(nn.Linear(2 * channels + 1, channels), nn.SiLU())
+        self.nodes = nn.Linear(2 * channels, channels)
+
+    def forward(self, h, pos, edge_index):
+        row, col = edge_index
+        between = pos[row] - pos[col]
+        distances = between.square().sum(dim=-1, keepdim=True)
+        m = self.edges(torch.cat([h[row], h[col], distances], dim=-1))
+        size = (h.size(0), h.size(0)) if self.counted == "size" else (h.shape[0],) * 2
+        moved = self.propagate(edge_index, m=between * m[:, :1], size=size)
+        summed = self.propagate(edge_index, m=m, size=size)
+        return self.nodes(torch.cat([h, summed], dim=-1)), pos + moved
+
+    def message(self, m):
+        return m
+
+
+@pytest.mark.parametrize("counted", ["size", "shape"])
+def test_messages_without_rows_of_nodes(counted):
+    class Moving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.ModuleList(Equivariant(8, counted) for _ in range(2))
+
+        def forward(self, x, pos, edge_index):
+            for conv in self.convs:
+                x, pos = conv(x, pos, edge_index)
+            return x, pos
+
+    data = random_graph(features=8)
+    data.pos = torch.randn(data.num_nodes, 3)
+    call = lambda net, data: net(data.x, data.pos, data.edge_index)  # noqa: E731
+    check(Moving(), data, call)
+    check_gradients(Moving(), data, call, lambda outs: sum(out.square().mean() for out in outs))
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("options", [{}, {"add_self_loops": False}, {"improved": True}])
 def test_layers_of_several_hops(options, weighted):
