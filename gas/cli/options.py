@@ -176,7 +176,7 @@ def make_experiment(args: Options) -> Experiment:
             "scale_loss": args.scale_loss,
             "refresh_unlabelled": not args.skip_unlabelled,
             "autocast": torch.bfloat16 if args.autocast else None,
-            "view_loss": partial(gas.augment.mh_aug_loss, **weights),
+            "view_loss": None if augment is None else partial(gas.augment.mh_aug_loss, **weights),
             "bank": args.bank,
         },
     )

@@ -66,13 +66,12 @@ def evaluate(
         ValueError: If the graph isn't clustered, or has no labels or no masks.
     """
     check_metric_name(metric)
-    check_integer("split", split, 0)
     graph = _check(model, graph)
     is_known = isinstance(graph, Data | SubgraphLoader | PrefetchLoader)
     if is_known and not hasattr(graph, "hetero_data"):
-        _check_scorable(graph_of(graph))  # Before the histories are written.
+        _check_scorable(graph_of(graph), split)  # Before the histories are written.
     found = _predict(model, graph, options)
-    _check_scorable(found.stored)
+    _check_scorable(found.stored, split)
     out, y = found.out, found.get("y")
     given = {name: found.mask(name, split) for name in SPLITS}
     masks = {name: mask for name, mask in given.items() if mask is not None}
@@ -107,7 +106,9 @@ def predictions(model: Any, graph: Any, *, split: int = 0, **options: Any) -> di
     Raises:
         ValueError: If the graph isn't clustered.
     """
-    return prediction_columns(_predict(model, _check(model, graph), options), split)
+    found = _predict(model, _check(model, graph), options)
+    _check_split(found.stored, split)
+    return prediction_columns(found, split)
 
 
 class Predictions:
@@ -198,8 +199,8 @@ def prediction_columns(found: Predictions, split: int) -> dict[str, Any]:
     return columns
 
 
-def _check_scorable(stored: Any) -> None:
-    """Refuse a graph without labels, or without any mask, given its attributes."""
+def _check_scorable(stored: Any, split: int) -> None:
+    """Refuse a graph without labels, or without any mask of the split, given its attributes."""
     has_masks = any(stored.get(f"{name}_mask", None) is not None for name in SPLITS)
     if stored.get("y", None) is None or not has_masks:
         missing = "'train_mask', 'val_mask' or 'test_mask'" if "y" in stored else "'y'"
@@ -207,6 +208,14 @@ def _check_scorable(stored: Any) -> None:
             f"'graph' has no {missing}, by which nodes are scored: set it before gas.cluster, or "
             "score model.predict(graph), which is in the order of the graph before"
         )
+    _check_split(stored, split)
+
+
+def _check_split(stored: Any, split: int) -> None:
+    """Refuse a split that none of the masks has; some graphs have one mask for tests alone."""
+    masks = [stored.get(f"{name}_mask", None) for name in SPLITS]
+    numbers = [mask.size(1) for mask in masks if mask is not None and mask.dim() > 1]
+    check_integer("split", split, 0, max(numbers) - 1 if numbers else None)
 
 
 def _check(model: Any, graph: Any) -> Any:

@@ -139,7 +139,8 @@ def fit(
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
     loader, table = _open(graph, batch_size, split, bool(keep_best or patience), metric, options)
     full, inference = make_full_batch(model, loader), make_inference_loader(loader)
-    is_whole = loader.ptr.numel() == 2 and loader.view_loss is None  # Trained as a full batch.
+    # Trained as a full batch.
+    is_whole = loader.ptr.numel() == 2 and loader.epoch_transform is None
     batches = full if is_whole and full is not None else loader
     run, progress = Run(split=split), Progress()
 
@@ -257,7 +258,6 @@ def _open(
     """Return a loader of a clustered graph, and its labels and masks in the original order."""
     graph, loss_fn = open_if_path(graph, "graph"), options.get("loss_fn", loss_of)
     if isinstance(graph, SubgraphLoader):
-        check_loader(graph, loss_fn, options.get("view_loss"))
         if batch_size is not None:
             raise ValueError(
                 f"'batch_size' is {batch_size}, but 'graph' is a loader, which has its own: leave "
@@ -275,6 +275,7 @@ def _open(
         check_usual_loss(table.y)
     if not isinstance(graph, SubgraphLoader):  # A loader sets batch_size of the graph.
         graph = SubgraphLoader(graph, batch_size=batch_size, shuffle=True, log=False)
+    check_loader(graph, loss_fn, options.get("view_loss"), options.get("bank", "original"))
     return graph, table
 
 

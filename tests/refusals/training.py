@@ -347,6 +347,9 @@ CASES = {
     "fit, weights that are NaN": lambda t: fitted(1.0, spoilt=True),
     "train_gas.py, a run that ended meanwhile": ended_since,
     "evaluate, no labels": lambda t: evaluated(y=None),
+    "evaluate, a split too many": lambda t: gas.evaluate(
+        gcn(), cut(test_mask=torch.ones(4, 2, dtype=torch.bool)), split=2
+    ),
     "evaluate, no masks": lambda t: evaluated(train_mask=None),
     "train, several outputs": lambda t: train_pair(),
     "evaluate, several outputs": lambda t: gas.evaluate(gas.to_scalable(Pair(), ring()), cut()),
@@ -416,6 +419,10 @@ CASES = {
     "train_epoch, every edge dropped": lambda t: train(edge_dropout=1.0),
     "train_epoch, scale_loss and a generator": lambda t: train(iter(load()), scale_loss=True),
     "train_epoch, views without a loss": lambda t: train(list(with_views())),
+    "train_epoch, a loss of views without views": lambda t: train(
+        view_loss=gas.augment.mh_aug_loss
+    ),
+    "fit, histories of views without views": lambda t: fit(bank="per_view"),
     "train_epoch, an unknown bank": lambda t: train(with_views(), bank="both"),
     "FullBatch, a tensor changed in place": lambda t: full_batch(),
     "fit, a module of PyTorch": lambda t: fit(model=torch.nn.Linear(2, 2)),
