@@ -64,7 +64,7 @@ class BatchCutter:
         self.node_order = None if self.shard is not None else find_node_order(data)
         self._source = data  # Before transforms; ``like`` of a loader compares it.
         self._views: Any = None  # A gas.augment.Views, or the EpochViews of an epoch.
-        self.epoch_transform: Any = None
+        self.augmentation: Any = None
         self._layout = find_layout(layout)
         self._relabel = relabel
         self.feature_sums = FeatureSums(relabel)
@@ -366,7 +366,7 @@ class BatchCutter:
         tag_graph(batch.n_id, self.num_nodes, self.node_order)
         if self.shard is not None:
             setattr(batch.n_id, SHARD, self.shard)
-            chain = self.epoch_transform
+            chain = self.augmentation
             setattr(batch.n_id, RNG_FINGERPRINT, 0 if chain is None else chain.rng_fingerprint())
         return batch
 

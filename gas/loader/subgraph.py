@@ -144,7 +144,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
         source = given if is_transformed else local_graph(given)
         _check_like(like, source, edge_weight, is_transformed)
         if original is not None and not is_transformed:
-            views, epoch_transform = original._views, original.epoch_transform
+            views, epoch_transform = original._views, original.augmentation
         ptr = get_parts(graph, ptr)
         with share_cores(leave_cores):  # This also measures which cores are free.
             relabel = like._relabel if like is not None else _make_relabeler(graph, edge_weight)
@@ -157,7 +157,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
         self.leave_cores: bool = leave_cores
         self.cache: bool | None = cache
         BatchCutter.__init__(self, graph, ptr, relabel, layout, bipartite, edge_weight)
-        self._source, self._views, self.epoch_transform = source, views, epoch_transform
+        self._source, self._views, self.augmentation = source, views, epoch_transform
         known = None if like is None else like.feature_sums
         self.feature_sums = self.feature_sums.join(known, precompute and self.shard is None)
         options = {"batch_size": batch_size, "collate_fn": self._collate, **kwargs}
@@ -203,7 +203,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
 
     def _epoch(self, resumes: bool) -> SubgraphLoader:
         """Return the loader whose views are those of a new or resumed epoch."""
-        if self.epoch_transform is None:
+        if self.augmentation is None:
             return self
         return self._with_views(self._views.run(again=resumes))
 
@@ -212,7 +212,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
 
         Within a loop over the loader, the batches that were yielded count as done.
         """
-        order, chain = self._order, self.epoch_transform
+        order, chain = self._order, self.augmentation
         # The key is optional, as in checkpoints of older versions.
         sampler = {} if order.sampler is None else {"sampler": order.sampler.state_dict()}
         return {
@@ -233,8 +233,8 @@ class SubgraphLoader(BatchCutter, DataLoader):
             ValueError: Saying what differs.
         """
         check_state(type(self).__name__, self.state_dict(), state, self._order.sampler)
-        if self.epoch_transform is not None:
-            self.epoch_transform.check_state(state["augmentation"])
+        if self.augmentation is not None:
+            self.augmentation.check_state(state["augmentation"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state: the next epoch is the rest of the one that had begun, if one had.
@@ -243,8 +243,8 @@ class SubgraphLoader(BatchCutter, DataLoader):
             ValueError: If it is that of another graph or partition; nothing has changed then.
         """
         self.check_state(state)
-        if self.epoch_transform is not None:
-            self.epoch_transform.load_state_dict(state["augmentation"])
+        if self.augmentation is not None:
+            self.augmentation.load_state_dict(state["augmentation"])
         if self.generator is not None:
             self.generator.set_state(state["generator"])
         self._order.restore(state["order"], state.get("sampler"))
@@ -260,7 +260,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
     @property
     def view_loss(self) -> Callable[..., Tensor] | None:
         """Return the loss of batches with views that the augmentation has, if there is one."""
-        return getattr(self.epoch_transform, "view_loss", None)
+        return getattr(self.augmentation, "view_loss", None)
 
     def plain_loader(self) -> SubgraphLoader:
         """Return a loader of the same batches without views, which doesn't run the augmentation."""
@@ -274,7 +274,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
     def _with_views(self, views: Any) -> SubgraphLoader:
         """Return a copy of the loader with other views, or none; both share cached batches."""
         other = copy.copy(self)
-        other._views, other.epoch_transform = views, None
+        other._views, other.augmentation = views, None
         other.collate_fn = other._collate
         return other
 

@@ -139,8 +139,7 @@ def fit(
     called = CallbackList(callbacks, optimizer, scheduler, on_epoch, options.pop("on_step", None))
     loader, table = _open(graph, batch_size, split, bool(keep_best or patience), metric, options)
     full, inference = make_full_batch(model, loader), make_inference_loader(loader)
-    # Trained as a full batch.
-    is_whole = loader.ptr.numel() == 2 and loader.epoch_transform is None
+    is_whole = loader.ptr.numel() == 2 and loader.augmentation is None  # Trained as a full batch.
     batches = full if is_whole and full is not None else loader
     run, progress = Run(split=split), Progress()
 
@@ -258,6 +257,7 @@ def _open(
     """Return a loader of a clustered graph, and its labels and masks in the original order."""
     graph, loss_fn = open_if_path(graph, "graph"), options.get("loss_fn", loss_of)
     if isinstance(graph, SubgraphLoader):
+        check_loader(graph, loss_fn, options.get("view_loss"))
         if batch_size is not None:
             raise ValueError(
                 f"'batch_size' is {batch_size}, but 'graph' is a loader, which has its own: leave "
@@ -268,6 +268,11 @@ def _open(
             f"'graph' is a {type(graph).__name__}, expected what gas.cluster returns, or a loader "
             "of it"
         )
+    elif of_views := {"view_loss", "bank"} & {*options}:
+        raise ValueError(
+            f"{min(of_views)!r} is given, but 'graph' has no views: leave it out, or pass a loader "
+            "with an augmentation, gas.SubgraphLoader(graph, epoch_transform=gas.MHAug(graph))"
+        )
     table = _labels_in_original_order(graph_of(graph), split, needs_val, loss_fn)
     if isinstance(metric, str):  # Of classes, it is checked with the first outputs.
         check_metric(metric, table.y, 1 if table.y.dim() == 1 else table.y.size(1))
@@ -275,7 +280,6 @@ def _open(
         check_usual_loss(table.y)
     if not isinstance(graph, SubgraphLoader):  # A loader sets batch_size of the graph.
         graph = SubgraphLoader(graph, batch_size=batch_size, shuffle=True, log=False)
-    check_loader(graph, loss_fn, options.get("view_loss"), options.get("bank", "original"))
     return graph, table
 
 

@@ -110,7 +110,7 @@ def train_epoch(
         grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss, edge_dropout
     )
     check_trainable(model, optimizer)
-    mask, device = _train_mask(loader, split, loss_fn, view_loss, bank), model.train().device
+    mask, device = _train_mask(loader, split, loss_fn, view_loss), model.train().device
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
     objective = Objective(
         model, device, split, mask, full_batch, refresh_unlabelled, edge_dropout, autocast,
@@ -224,7 +224,7 @@ def check_options(
         )
 
 
-def check_loader(loader: Any, loss_fn: Any, view_loss: Any, bank: str) -> None:
+def check_loader(loader: Any, loss_fn: Any, view_loss: Any) -> None:
     """Refuse what isn't a loader of mini-batches, or whose batches have another loss."""
     if isinstance(loader, Data) or not isinstance(loader, Iterable):
         raise ValueError(
@@ -236,13 +236,6 @@ def check_loader(loader: Any, loss_fn: Any, view_loss: Any, bank: str) -> None:
         raise ValueError(
             "'loader' is a gas.LinkLoader, whose batches have pairs, and this trains on labels of "
             "nodes: write the loop with gas.training.link_loss(model(batch), batch)"
-        )
-    given = {"view_loss": view_loss is not None, "bank": bank != "original"}
-    if any(given.values()) and getattr(inner, "epoch_transform", inner) is None:
-        name = next(name for name, is_given in given.items() if is_given)
-        raise ValueError(
-            f"{name!r} is given, but batches have no views: leave it out, or load them by "
-            "gas.SubgraphLoader(graph, epoch_transform=gas.MHAug(data))"
         )
     has_loss = view_loss is None and getattr(inner, "view_loss", None) is not None
     if has_loss and loss_fn is not loss_of:
@@ -325,13 +318,13 @@ def _take_step(
     optimizer.zero_grad()
 
 
-def _train_mask(loader: Any, split: int, loss_fn: Any, view_loss: Any, bank: str) -> Tensor | None:
+def _train_mask(loader: Any, split: int, loss_fn: Any, view_loss: Any) -> Tensor | None:
     """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the CPU.
 
     Graphs without labels or masks are refused, and labels that are unknown or that the usual loss
     doesn't fit.
     """
-    check_loader(loader, loss_fn, view_loss, bank)
+    check_loader(loader, loss_fn, view_loss)
     data = getattr(unwrap_loader(loader), "data", None)
     for name in ("y", "train_mask"):
         if isinstance(data, Data) and data.get(name) is None:

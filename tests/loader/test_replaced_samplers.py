@@ -93,7 +93,7 @@ def test_views_go_on():
         whole, epoch_transform=DropEdge(whole, 0.5), graph_transform=GCNNorm(), log=False
     )
     other = made_anew(loader, sampler_of(loader))
-    assert other.epoch_transform is loader.epoch_transform
+    assert other.augmentation is loader.augmentation
     assert [len(batch.views) for batch in other] == [2, 2, 2]
     same(other.cut([0]), loader.cut([0]))
 

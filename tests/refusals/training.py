@@ -419,9 +419,6 @@ CASES = {
     "train_epoch, every edge dropped": lambda t: train(edge_dropout=1.0),
     "train_epoch, scale_loss and a generator": lambda t: train(iter(load()), scale_loss=True),
     "train_epoch, views without a loss": lambda t: train(list(with_views())),
-    "train_epoch, a loss of views without views": lambda t: train(
-        view_loss=gas.augment.mh_aug_loss
-    ),
     "fit, histories of views without views": lambda t: fit(bank="per_view"),
     "train_epoch, an unknown bank": lambda t: train(with_views(), bank="both"),
     "FullBatch, a tensor changed in place": lambda t: full_batch(),
