@@ -215,17 +215,22 @@ def preserve_modes(module: torch.nn.Module, mode: bool | None = None) -> Iterato
     """Restore the training mode of a module and of each of its submodules afterwards.
 
     Args:
-        module: The module.
+        module: The module. A model with histories isn't called by other threads meanwhile.
         mode: Call ``module.train(mode)`` first. (default: leave the modes)
+
+    Raises:
+        RuntimeError: If another thread is calling a model with histories.
     """
-    modes = [(each, each.training) for each in module.modules()]
-    try:
-        if mode is not None:
-            module.train(mode)
-        yield
-    finally:
-        for each, before in modes:
-            each.training = before
+    has_calls = isinstance(module, HistoryModel)
+    with module._calls.hold() if has_calls else contextlib.nullcontext():
+        modes = [(each, each.training) for each in module.modules()]
+        try:
+            if mode is not None:
+                module.train(mode)
+            yield
+        finally:
+            for each, before in modes:
+                each.training = before
 
 
 def history_widths(hidden_channels: int | Sequence[int], num_layers: int) -> list[int]:

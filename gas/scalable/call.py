@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast, overload
 
@@ -771,7 +771,7 @@ class Calls:
     def __init__(self, order: tuple[int, int] | None = None) -> None:
         self.running = _CurrentCall()
         self.order = order  # Of the histories' rows: see check_order.
-        self._with_histories = threading.Lock()
+        self._with_histories = threading.RLock()
 
     def enter(self, call: Call) -> tuple[Call | None, Call | None, bool]:
         """Make a call this thread's current one; return the arguments of :meth:`leave`.
@@ -779,24 +779,39 @@ class Calls:
         Raises:
             RuntimeError: If another thread's call uses the histories, as this one would.
         """
-        before = self.running.call
-        waits = (call.batch or call.fill) and (before is None or not (before.batch or before.fill))
-        if waits and not self._with_histories.acquire(blocking=False):
+        if uses_histories := call.batch or call.fill:
+            self._acquire()
+        before, outside = self.running.call, _CURRENT.call
+        self.running.call = _CURRENT.call = call
+        return before, outside, uses_histories
+
+    def leave(self, entered: tuple[Call | None, Call | None, bool]) -> None:
+        """End the current call, and restore what :meth:`enter` has returned."""
+        self.running.call, _CURRENT.call, used_histories = entered
+        if used_histories:
+            self._with_histories.release()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep other threads from using the histories in this context, between calls, too.
+
+        Raises:
+            RuntimeError: If another thread uses them.
+        """
+        self._acquire()
+        try:
+            yield
+        finally:
+            self._with_histories.release()
+
+    def _acquire(self) -> None:
+        if not self._with_histories.acquire(blocking=False):
             raise RuntimeError(
                 "another thread is calling this model, and both read and write its histories: call "
                 "it from one thread, or make a model for the other that shares the weights and "
                 "has histories of its own: model.for_graph(num_nodes), or gas.to_scalable(net, "
                 "data) again"
             )
-        outside, _CURRENT.call = _CURRENT.call, call
-        self.running.call = call
-        return before, outside, waits
-
-    def leave(self, entered: tuple[Call | None, Call | None, bool]) -> None:
-        """End the current call, and restore what :meth:`enter` has returned."""
-        self.running.call, _CURRENT.call, waits = entered
-        if waits:
-            self._with_histories.release()
 
     def __reduce__(self) -> tuple[type[Calls], tuple[Any]]:
         return Calls, (self.order,)

@@ -191,3 +191,36 @@ def test_a_call_that_failed_lets_others_in():
     thread.start()
     thread.join()
     assert len(done) == 1
+
+
+def test_another_thread_waits_for_all_layers_of_an_inference():
+    """Between two of its calls, the model isn't in the mode that its user has set."""
+    graph = clustered_graph()
+    data, ptr = graph
+    model = SAGE(60, 5, 3)
+    fill(model, graph)
+    loader = gas.EvalSubgraphLoader(data, ptr, log=False)
+    expected, refused = model(loader=loader), []
+    batch, *args = batch_of(graph)
+
+    class Watched:
+        """Calls the model from another thread before each batch."""
+
+        def __iter__(self):
+            for each in loader:
+                thread = threading.Thread(target=call_both)
+                thread.start()
+                thread.join()
+                yield each
+
+    def call_both():
+        for call in (lambda: model(batch.x, batch.adj_t, *args), lambda: model(loader=loader)):
+            with pytest.raises(RuntimeError, match="another thread is calling this model"):
+                call()
+            refused.append(not model.training)
+
+    assert torch.equal(model(loader=Watched()), expected)
+    assert model.training
+    assert all(refused)
+    assert len(refused) == 2 * len(ptr[1:]) * (len(model.histories) + 1)
+    model(batch.x, batch.adj_t, *args)
