@@ -221,8 +221,8 @@ def preserve_modes(module: torch.nn.Module, mode: bool | None = None) -> Iterato
     Raises:
         RuntimeError: If another thread is calling a model with histories.
     """
-    has_calls = isinstance(module, HistoryModel)
-    with module._calls.hold() if has_calls else contextlib.nullcontext():
+    is_ours = isinstance(module, HistoryModel)
+    with cast(HistoryModel, module)._calls.hold() if is_ours else contextlib.nullcontext():
         modes = [(each, each.training) for each in module.modules()]
         try:
             if mode is not None:

@@ -222,6 +222,11 @@ def _check(
             "graph in one process: convert it by gas.to_scalable, or write the loop with "
             "gas.train_epoch"
         )
+    if model.ranks is not None:
+        raise ValueError(
+            "'model' is distributed, and gas.fit trains in one process: write the loop with "
+            "gas.train_epoch and gas.evaluate, which average gradients and gather outputs"
+        )
     check_integer("epochs", epochs, 1)
     check_integer("evaluate_every", evaluate_every, 1)
     if warm_up is not None:

@@ -25,7 +25,13 @@ from gas.loader import (
 )
 from gas.native import check_flags, check_integer, check_probability, share_cores
 from gas.scalable import HeteroModel, ScalableGNN
-from gas.training.metrics import check_known_targets, check_usual_loss, loss_of, split_mask
+from gas.training.metrics import (
+    check_known_targets,
+    check_usual_loss,
+    counted_targets,
+    loss_of,
+    split_mask,
+)
 from gas.training.record import Progress, divergence_error, find_nonfinite_loss
 
 CHECKED = 10_000  # Targets that are looked at before each epoch.
@@ -216,6 +222,11 @@ def check_options(
             f"the loss is {loss_fn!r}, expected a function of outputs and targets, or a module, "
             "such as torch.nn.CrossEntropyLoss()"
         )
+    if getattr(loss_fn, "reduction", "mean") == "sum":
+        raise ValueError(
+            "the loss has reduction='sum', expected the mean, by which batches of different sizes "
+            "are averaged: reduction='mean'"
+        )
     if ranks is not None and (micro_batches > 1 or scale_loss):
         raise ValueError(
             f"'micro_batches' is {micro_batches} and 'scale_loss' {scale_loss}, but the model is "
@@ -339,7 +350,13 @@ def _train_mask(loader: Any, split: int, loss_fn: Any, view_loss: Any) -> Tensor
     mask = split_mask(mask, split)
     if isinstance(data, Data) and data.y.device.type == "cpu":
         check_known_targets(data.y, mask, view_loss or loss_fn)
+        mask = _leave_out_ignored(mask, data.y, loss_fn)
     return mask
+
+
+def _leave_out_ignored(mask: Tensor, y: Tensor, loss_fn: Any) -> Tensor:
+    """Return a mask of nodes without those that the loss ignores."""
+    return mask & counted_targets(y, loss_fn) if y.dim() == 1 else mask
 
 
 def _check_broadcast(out: Tensor, y: Tensor) -> None:
@@ -401,7 +418,7 @@ class Objective:
             The number of labelled nodes, their mean loss, detached, and the loss to minimise, or
             ``None`` in their place.
         """
-        index = _find_labelled(batch, self.split, self.mask)
+        index = _find_labelled(batch, self.split, self.mask, self.loss_fn)
         count = index.numel()
         is_ranked = getattr(self.model, "ranks", None) is not None
         trains = count > 0 or is_ranked
@@ -517,7 +534,7 @@ class Objective:
         return loss.mean(), (weight * loss).mean()
 
 
-def _find_labelled(batch: SubData, split: int, mask: Tensor | None) -> Tensor:
+def _find_labelled(batch: SubData, split: int, mask: Tensor | None, loss_fn: Any) -> Tensor:
     """Return the positions of the in-batch nodes to train on, of shape ``[num_labelled]``.
 
     For a batch on a device the mask of the whole graph is used, so that the host doesn't wait.
@@ -525,6 +542,7 @@ def _find_labelled(batch: SubData, split: int, mask: Tensor | None) -> Tensor:
     own, nodes = batch.data.train_mask[: batch.batch_size], batch.n_id[: batch.batch_size]
     if own.device.type == "cpu" or mask is None or nodes.device != mask.device:
         mask = split_mask(own, split)
+        mask = _leave_out_ignored(mask, batch.data.y[: batch.batch_size], loss_fn)
     else:
         mask = mask[nodes]
     return mask.nonzero().view(-1)

@@ -36,15 +36,21 @@ def check_known_targets(y: Tensor, train_mask: Tensor, loss_fn: Any = None) -> N
     if loss_fn not in (None, loss_of, F.cross_entropy, F.nll_loss) and not of_classes:
         return
     y = y[train_mask.bool().view(train_mask.size(0), -1).any(dim=1)]
-    known = known_target_mask(y)
-    if of_classes and not y.is_floating_point():
-        known = known | (y == loss_fn.ignore_index)
+    known = known_target_mask(y) | ~counted_targets(y, loss_fn)
     unknown = int((~known).view(y.size(0), -1).any(dim=1).sum()) if y.numel() else 0
     if unknown:
         raise ValueError(
             f"'train_mask' holds {unknown} nodes with a target that is unknown (NaN or negative), "
             "expected all targets of a node that is trained on: leave these nodes out of it"
         )
+
+
+def counted_targets(y: Tensor, loss_fn: Any) -> Tensor:
+    """Return which targets count, with the shape of ``y``: a loss may have an ``ignore_index``."""
+    of_classes = isinstance(loss_fn, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss)
+    if of_classes and not y.is_floating_point():
+        return y != loss_fn.ignore_index
+    return torch.ones_like(y, dtype=torch.bool)
 
 
 def metric_of(y: Tensor) -> str:

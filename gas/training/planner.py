@@ -223,6 +223,10 @@ def _check_arguments(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN: convert it, "
             "gas.to_scalable(net, data)"
         )
+    if getattr(model, "ranks", None) is not None:
+        raise ValueError(
+            "'model' is distributed, and gas.plan measures one process: plan before gas.distribute"
+        )
     if memory is None:
         memory = resident_bytes() + free_memory()
     limit = bytes_of("memory", memory)

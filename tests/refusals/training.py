@@ -233,6 +233,12 @@ def other_labels():
     by_loss(graph, before)
 
 
+def of_ranks():
+    model = gcn()
+    model.ranks = object()
+    return model
+
+
 def evaluated(**changes):
     model = gas.models.GraphSAGE(4, 2, 2, 2, 2)
     return gas.evaluate(model, gas.cluster(ring(**changes), 2, method="random", log=False))
@@ -336,6 +342,9 @@ CASES = {
         (model := gcn()), cut(), torch.optim.SGD(model.parameters(), 0.1), 1, average_weights="no"
     ),
     "plan, the model first": lambda t: gas.plan(gcn(), ring()),
+    "train_epoch, a sum": lambda t: train(loss_fn=torch.nn.CrossEntropyLoss(reduction="sum")),
+    "plan, a model of ranks": lambda t: gas.plan(ring(), of_ranks()),
+    "fit, a model of ranks": lambda t: fit(model=of_ranks()),
     "plan, a model without histories": lambda t: gas.plan(ring(), SAGEConv(2, 2)),
     "train_gas.py --hetero, a loss that is NaN": lambda t: loss_of_types(),
     "train_epoch, the optimizer of another model": lambda t: optimizer_of_another(),

@@ -349,6 +349,29 @@ def test_classes_that_cross_entropy_ignores_are_left_out():
             gas.fit(model, graph, adam(model), 1, loss=loss, batch_size=2, log=False)
 
 
+def test_classes_that_cross_entropy_ignores_are_no_labels():
+    """Gradients of micro-batches are those of the mean over all others; a batch may have none."""
+    data, _, _ = make_graph()
+    torch.manual_seed(1)
+    data.y[torch.rand(data.num_nodes) < 0.5] = -1
+    net = GraphSAGE(data.num_features, 8, num_layers=1, out_channels=int(data.y.max()) + 1)
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 8, model=model, log=False)
+    first = slice(int(graph.parts[0]), int(graph.parts[1]))
+    graph.y[first], data.y[graph.perm[first]] = -1, -1
+    mask = data.train_mask & (data.y >= 0)
+    expected = F.cross_entropy(net(data.x, data.edge_index)[mask], data.y[mask])
+    wanted = torch.autograd.grad(expected, list(net.parameters()))
+    before = [weight.detach().clone() for weight in net.parameters()]
+    loss = train_epoch(
+        model, gas.SubgraphLoader(graph, log=False), torch.optim.SGD(model.parameters(), lr=1.0),
+        micro_batches=8, loss_fn=torch.nn.CrossEntropyLoss(ignore_index=-1),
+    )  # fmt: skip
+    assert loss == pytest.approx(expected.item())
+    for weight, old, gradient in zip(net.parameters(), before, wanted, strict=True):
+        torch.testing.assert_close(old - weight, gradient, rtol=1e-4, atol=1e-6)
+
+
 def test_scores_are_those_of_evaluate_for_a_single_output():
     data, _, graph = make_graph()
     model = gas.to_scalable(GraphSAGE(data.num_features, 8, num_layers=2, out_channels=1), data)
