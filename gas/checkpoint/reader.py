@@ -17,7 +17,7 @@ from gas.checkpoint.files import MANIFEST, check_files, read_manifest
 from gas.checkpoint.target import LoadTarget
 from gas.checkpoint.tensors import CheckpointError, Checksum, TensorFile
 from gas.checkpoint.values import check_rng_states, from_json, restore_rng_states
-from gas.checkpoint.writer import MODEL, STATE, class_of_optimizer, state_of, weights_of
+from gas.checkpoint.writer import MODEL, STATE, classes_of_torch, state_of, weights_of
 from gas.scalable import HeteroModel, ScalableGNN, set_banks
 
 if TYPE_CHECKING:
@@ -121,12 +121,15 @@ class CheckpointReader:
             state = saved.get(name) if name in into.objects else self.values[name]
             if state is None:
                 raise ValueError(f"'{name}' is given, but {self.path} has none: leave it out")
-        if into.optimizer is not None:
-            _check_optimizer(into.optimizer, self.values["optimizer"])
-            saved, given = self.manifest.get("optimizer_class"), class_of_optimizer(into.optimizer)
-            if isinstance(saved, str) and given not in (None, saved):
+            if isinstance(into.given[name], torch.optim.Optimizer):
+                _check_optimizer(name, into.given[name], state)
+        # Former versions have that of the optimizer alone.
+        classes = self.manifest.get("classes", {"optimizer": self.manifest.get("optimizer_class")})
+        for name, given in classes_of_torch(into.given).items():
+            before = classes.get(name) if isinstance(classes, dict) else None
+            if before not in (None, given):
                 raise ValueError(
-                    f"'optimizer' is of the class {given}, but that of {self.path} was of {saved}: "
+                    f"'{name}' is of the class {given}, but that of {self.path} was of {before}: "
                     "make it as it was when the checkpoint was written"
                 )
         if hasattr(into.loader, "check_state"):
@@ -187,19 +190,17 @@ class CheckpointReader:
             ) from error
 
 
-def _check_optimizer(optimizer: Any, state: Any) -> None:
+def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, state: Any) -> None:
     """Refuse the state of another optimizer."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        return
     groups = state.get("param_groups") if isinstance(state, dict) else None
     if not isinstance(groups, list) or not isinstance(state.get("state"), dict):
-        raise ValueError("'optimizer' is one of PyTorch's, but what was saved was none")
+        raise ValueError(f"'{name}' is an optimizer, but what was saved was none")
     sizes = [len(group["params"]) for group in groups]
     mine = [len(group["params"]) for group in optimizer.param_groups]
     names = set(optimizer.defaults) - set(groups[0])
     if sizes != mine or names:
         raise ValueError(
-            f"'optimizer' has groups of {mine} parameters"
+            f"'{name}' has groups of {mine} parameters"
             f"{f' and {min(names)!r}' if names else ''}; what was saved has groups of {sizes}"
             f"{' without' if names else ''}: make it "
             "as it was when the checkpoint was written"
@@ -209,7 +210,7 @@ def _check_optimizer(optimizer: Any, state: Any) -> None:
         for key, value in state["state"].get(number, {}).items():
             if key in LIKE_PARAMETERS and value.shape != parameter.shape:
                 raise ValueError(
-                    f"'optimizer' has parameter {number} of shape {list(parameter.shape)}, but "
+                    f"'{name}' has parameter {number} of shape {list(parameter.shape)}, but "
                     f"{key!r} of {list(value.shape)} was saved: make it as it was"
                 )
 

@@ -31,11 +31,12 @@ class CheckpointWriter:
         self.tensors: dict[str, Tensor] = {}
         order = model._calls.order if isinstance(model, stored.MODELS) else None
         self.manifest: dict[str, Any] = {"torch": torch.__version__, "node_order": order}
-        self.manifest["optimizer_class"] = class_of_optimizer(optimizer)
         self.add("optimizer", state_of("optimizer", optimizer))
         self.add("loader", state_of("loader", loader))
         self.add("random", rng_states())
-        objects = {k: state_of(k, v) for k, v in state.items() if _is_object(v)}
+        given = {k: v for k, v in state.items() if _is_object(v)}
+        self.manifest["classes"] = classes_of_torch({**given, "optimizer": optimizer})
+        objects = {k: state_of(k, v) for k, v in given.items()}
         values = {k: v for k, v in state.items() if not _is_object(v)}
         for key, each in (("objects", objects), ("state", values)):
             self.manifest[key] = {k: to_json(v, k, self.tensors) for k, v in each.items()}
@@ -72,9 +73,13 @@ def history_writers(model: Module, at_once: bool) -> dict[str, stored.HistoryWri
     }
 
 
-def class_of_optimizer(optimizer: Any) -> str | None:
-    """Return the name of the class of an optimizer of PyTorch, else ``None``."""
-    return type(optimizer).__name__ if isinstance(optimizer, torch.optim.Optimizer) else None
+def classes_of_torch(objects: Mapping[str, Any]) -> dict[str, str]:
+    """Return the names of the classes of optimizers and schedulers of PyTorch, by their names."""
+    classes = {name: type(each) for name, each in objects.items()}
+    return {
+        name: each.__name__ for name, each in classes.items()
+        if each.__module__.startswith("torch.optim")
+    }  # fmt: skip
 
 
 def unwrap_model(model: Any) -> Any:

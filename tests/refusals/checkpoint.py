@@ -33,6 +33,13 @@ def saved(t, model=None, optimizer=None, loader=None, **state):
     return save(t.path / "run", model, optimizer, loader, **state)
 
 
+def scheduled(t, make, *arguments):
+    """Save a scheduler, and load its state into another object."""
+    optimizer = adam(gcn())
+    saved(t, other=torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    load(t.path / "run", other=make(optimizer, *arguments))
+
+
 def content(path):
     return json.loads((path / "manifest.json").read_text())["content"]
 
@@ -260,6 +267,16 @@ CASES = {
     "load, an optimizer of another class": lambda t: [
         saved(t, gcn(), adam(gcn())),
         load(t.path / "run", None, torch.optim.AdamW(gcn().parameters())),
+    ],
+    "load, a scheduler of another class": lambda t: scheduled(
+        t, torch.optim.lr_scheduler.CosineAnnealingLR, 5
+    ),
+    "load, an optimizer in place of a scheduler": lambda t: scheduled(
+        t, lambda optimizer: torch.optim.SGD(optimizer.param_groups, 0.1)
+    ),
+    "load, a second optimizer of another class": lambda t: [
+        saved(t, other=adam(gcn())),
+        load(t.path / "run", other=torch.optim.AdamW(gcn().parameters())),
     ],
     "load, an optimizer that was not saved": lambda t: [
         saved(t),
