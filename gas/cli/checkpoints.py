@@ -103,8 +103,9 @@ class Checkpoints:
         found = peek(self.folder, "about").get("about")
         found = found if isinstance(found, dict) else {}
         before, now = _flatten_options(found), _flatten_options(about)
-        # Older checkpoints lack the first two, and have the number of runs.
-        before = {"warm_up": 0, "evaluate_every": 1} | before | {"runs": None}
+        # Older checkpoints lack these, and have the number of runs.
+        missing = {"warm_up": 0, "evaluate_every": 1, "features": now["features"]}
+        before = missing | before | {"runs": None}
         for key in [*now, *before]:
             old, new = before.get(key), now.get(key)
             is_off = all(value is None or value is False for value in (old, new))
@@ -243,6 +244,7 @@ def describe_run(experiment: Setup, seed: int, split: int) -> dict[str, Any]:
         "prefetch": experiment.prefetch,
         "memory_budget": experiment.memory_budget,
         "graph": _describe_graph(experiment),
+        "features": str(getattr(experiment.data.x, "codec", experiment.data.x.dtype)),
         "seed": seed,
         "split": split,
     }

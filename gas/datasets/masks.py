@@ -149,6 +149,10 @@ def _check_labelled(data: Data) -> None:
     known, is_real = known_target_mask(data.y), data.y.is_floating_point()
     for key in MASKS:
         mask = data[key] if data[key].dim() == 1 else data[key].any(dim=1)
-        if bool((mask & ~known).any()):
+        unknown = (mask & ~known).nonzero().view(-1)
+        if unknown.numel():
             what = "target is unknown (NaN)" if is_real else "class is unknown (negative)"
-            raise ValueError(f"'{key}' holds nodes whose {what}: leave them out of it")
+            raise ValueError(
+                f"'{key}' holds {unknown.numel()} nodes whose {what}, the first of which is "
+                f"{int(unknown[0])}: leave them out of it"
+            )

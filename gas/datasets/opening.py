@@ -153,6 +153,11 @@ def open_graph(
             "gas.cluster(data, num_parts, shards=2, out=folder), and open that"
         )
     archive = path.suffix in (".npz", ".pt")
+    if archive and columns:
+        raise ValueError(
+            f"'columns' is given with {str(path)!r}, whose arrays have the names of a graph's "
+            "attributes: leave it out"
+        )
     data = read_archive(path) if archive else read_folder(path, columns or {})
     data = with_csr_features(data)
     edges = read_graph(data)

@@ -231,8 +231,8 @@ def bytes_of(name: str, value: object) -> int:
         unit = None if found is None else UNITS.get(found[2].upper())
         if found is None or unit is None:
             raise ValueError(
-                f"'{name}' is {value!r}, expected a number of bytes, or one with its unit, such as "
-                "'6GB' (10^9 bytes each), '6GiB' (2^30) or '500MB'"
+                f"'{name}' is {value!r}, expected a size with its unit, such as '6GB' (10^9 bytes "
+                "each), '6GiB' (2^30) or '500MB'"
             )
         size = int(float(found[1]) * unit)
     check_integer(name, size, 1, expected="a number of bytes, such as 6_000_000_000 or '6GB'")

@@ -779,8 +779,9 @@ class Calls:
         Raises:
             RuntimeError: If another thread's call uses the histories, as this one would.
         """
-        if uses_histories := call.batch or call.fill:
-            self._acquire()
+        uses_histories = call.batch or call.fill
+        if uses_histories and not self._with_histories.acquire(blocking=False):
+            raise _two_threads_error()
         before, outside = self.running.call, _CURRENT.call
         self.running.call = _CURRENT.call = call
         return before, outside, uses_histories
@@ -798,20 +799,20 @@ class Calls:
         Raises:
             RuntimeError: If another thread uses them.
         """
-        self._acquire()
+        if not self._with_histories.acquire(blocking=False):
+            raise _two_threads_error()
         try:
             yield
         finally:
             self._with_histories.release()
 
-    def _acquire(self) -> None:
-        if not self._with_histories.acquire(blocking=False):
-            raise RuntimeError(
-                "another thread is calling this model, and both read and write its histories: call "
-                "it from one thread, or make a model for the other that shares the weights and "
-                "has histories of its own: model.for_graph(num_nodes), or gas.to_scalable(net, "
-                "data) again"
-            )
-
     def __reduce__(self) -> tuple[type[Calls], tuple[Any]]:
         return Calls, (self.order,)
+
+
+def _two_threads_error() -> RuntimeError:
+    return RuntimeError(
+        "another thread is calling this model, and both read and write its histories: call it from "
+        "one thread, or make a model for the other that shares the weights and has histories of "
+        "its own: model.for_graph(num_nodes), or gas.to_scalable(net, data) again"
+    )

@@ -168,7 +168,9 @@ def state_fingerprint(model: BatchModel) -> Any:
     """Return a value that differs after any change of weights or histories."""
     tensors = [*model.parameters(), *model.buffers()]
     changes = [history.changes for history in model.histories]
-    return [_note_tensor(tensor) for tensor in tensors], changes
+    sums = [_checksum(tensor) for tensor in tensors]
+    on_host = torch.stack(sums).tolist() if sums else []  # A device is waited for once.
+    return [_note_tensor(tensor) for tensor in tensors], on_host, changes
 
 
 def _note_tensor(tensor: Tensor) -> tuple[int, int, int]:
@@ -177,6 +179,15 @@ def _note_tensor(tensor: Tensor) -> tuple[int, int, int]:
         return id(tensor), 0, 0
     address = tensor.data_ptr() if tensor.layout == torch.strided else 0
     return id(tensor), address, version(tensor)
+
+
+def _checksum(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor's bits as integers: ``weight.data.mul_(2)`` has no version."""
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    is_plain = not torch.nn.parameter.is_lazy(tensor) and tensor.layout == torch.strided
+    if not is_plain or tensor.element_size() not in bits:
+        return torch.zeros((), dtype=torch.int64)
+    return tensor.detach().reshape(-1).view(bits[tensor.element_size()]).sum()
 
 
 def _tensor_versions(graph: Data) -> _TensorVersions:

@@ -216,7 +216,7 @@ def _check(
 ) -> tuple[dict[str, Any], int]:
     """Refuse unusable arguments; return the options of :func:`train_epoch`, and ``warm_up``."""
     refuse_types(model)
-    if not isinstance(model, ScalableGNN):
+    if not isinstance(getattr(model, "_orig_mod", model), ScalableGNN):  # Also a compiled one.
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN of a homogeneous "
             "graph in one process: convert it by gas.to_scalable, or write the loop with "
@@ -270,8 +270,8 @@ def _open(
             )
     elif not isinstance(graph, Data):
         raise ValueError(
-            f"'graph' is a {type(graph).__name__}, expected what gas.cluster returns, or a loader "
-            "of it"
+            f"'graph' is a {type(graph).__name__}, expected what gas.cluster returns, or a "
+            "gas.SubgraphLoader of it"
         )
     elif of_views := {"view_loss", "bank"} & {*options}:
         raise ValueError(

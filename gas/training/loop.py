@@ -215,8 +215,10 @@ def check_options(
     check_integer("micro_batches", micro_batches, 1)
     if max_steps is not None:
         check_integer("max_steps", max_steps, 1)
-    if autocast is not None and not isinstance(autocast, torch.dtype):
-        raise ValueError(f"'autocast' is {autocast!r}, expected a dtype, such as torch.bfloat16")
+    if autocast not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"'autocast' is {autocast!r}, expected a type of 16 bits, such as torch.bfloat16"
+        )
     if isinstance(loss_fn, type) or not callable(loss_fn):
         raise ValueError(
             f"the loss is {loss_fn!r}, expected a function of outputs and targets, or a module, "

@@ -144,6 +144,12 @@ def imports(t, files=None, source=None, **options):
     gas.datasets.import_graph(source, t.path / "graph", log=False, **options)
 
 
+def archive(t):
+    """Write an archive of a whole graph, and return its path."""
+    np.savez(t.path / "whole.npz", x=ONES, edge_index=EDGES)
+    return t.path / "whole.npz"
+
+
 def imports_arrays(t, **arrays):
     options = {key: arrays.pop(key) for key in ("dtype",) if key in arrays}
     arrays = {"edge_index": EDGES, **arrays}
@@ -212,6 +218,10 @@ CASES = {
     "import_graph, stores of several types": lambda t: stores(t, [("a", "to", "b"), None]),
     "import_graph, a tensor with a wrong name": lambda t: stores(t, name="an x"),
     "import_graph, options for stores": lambda t: stores(t, undirected=True),
+    "import_graph, a whole graph": lambda t: imports(t, source=archive(t)),
+    "open_graph, columns of a whole graph": lambda t: gas.open_graph(
+        archive(t), columns={"source": "from"}, log=False
+    ),
     "import_graph, a number": lambda t: imports(t, source=7),
     "FolderStore, a tensor is put": lambda t: folder_store(t).put_tensor(
         torch.ones(4), group_name=None, attr_name="z", index=None

@@ -98,6 +98,11 @@ def test_rows_that_are_not_exact_are_told_with_their_age():
     torch.nn.utils.vector_to_parameters(vector / 2, model.parameters())  # Replaces their data.
     with pytest.warns(UserWarning, match="makes them so"):
         model.predict(graph, nodes=NODES)
+    model.predict(graph)
+    for weight in model.parameters():  # As averages of weights are often written: no new version.
+        weight.data.mul_(0.99)
+    with pytest.warns(UserWarning, match="makes them so"):
+        model.predict(graph, nodes=NODES)
 
 
 def test_buffers_without_an_address():

@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 from gas.datasets.folder import check_columns, find_graph_files
 from gas.datasets.importing import stages
 from gas.datasets.stores import get_stores, import_stores
-from gas.graph import NewFolder, cluster, open_folder
+from gas.graph import NewFolder, cluster, is_graph_folder, open_folder
 from gas.history import Codec
 from gas.native import bytes_of, check_flags, check_integer
 
@@ -94,6 +94,11 @@ def import_graph(
         check_integer("num_splits", num_splits, 1)
     if not path.exists():
         raise ValueError(f"'source' is {str(path)!r}, but there is no such file or folder")
+    if path.suffix in (".npz", ".pt") or is_graph_folder(path):
+        raise ValueError(
+            f"'source' is {str(path)!r}, which holds a whole graph, expected tables of edges: open "
+            "it as it is, gas.open_graph(source)"
+        )
     check_columns(columns or {})
     codec = None if dtype is None else Codec.of(dtype)
     folder = NewFolder(out, "gas.datasets.import_graph")
