@@ -202,13 +202,17 @@ def forgetful(times):
     return model
 
 
-def from_two_threads():
+def predict_ring(model):
+    model.predict(gas.cluster(ring(), 2, method="random", log=False))
+
+
+def from_two_threads(second=None):
     errors = []
 
     def nested(model, h, *args):
         def other():
             try:
-                call(model)
+                (second or call)(model)
             except RuntimeError as error:
                 errors.append(error)
 
@@ -407,6 +411,7 @@ CASES = {
     "call, before any history was filled": lambda t: call(Model(io="serial")),
     "call, a loader and features": lambda t: Model()(X, loader=evaluation()),
     "call, from two threads": lambda t: from_two_threads(),
+    "predict, during a call of another thread": lambda t: from_two_threads(predict_ring),
     "call, 16 bits with csr": lambda t: call(Halves(4, 2, 1)),
     "forward, the same history twice": lambda t: call(Model(push=twice)),
     "forward, no push_and_pull": lambda t: call(Model(push=never)),

@@ -219,6 +219,12 @@ def resumed(t, seed, **options):
     small.run(seed, checkpoints=checkpoints(t.path / "run", **options))
 
 
+def resumed_with_other_features(t):
+    small, checkpoints = interrupted(t)
+    small.data.x = gas.quantize(small.data.x, "bfloat16")
+    small.run(0, checkpoints=checkpoints(t.path / "run", resume=True))
+
+
 def by_loss(graph=None, of=None, views=False):
     graph = gas.cluster(ring(), 2, method="random", log=False) if graph is None else graph
     sampler = PartSampler(graph if of is None else of, by="loss", share=0.5)
@@ -368,6 +374,7 @@ CASES = {
     "train_epoch, parts by the loss of other labels": lambda t: other_labels(),
     "Experiment, checkpoints without resume": lambda t: resumed(t, 0),
     "Experiment, checkpoints of another seed": lambda t: resumed(t, 1, resume=True),
+    "Experiment, checkpoints of other features": resumed_with_other_features,
     "Experiment, checkpoints every fortnight": lambda t: resumed(t, 0, every="fortnight"),
     "Experiment, no micro-batches": lambda t: experiment(micro_batches=0),
     "check_disk_space, a full disk": full_disk,
