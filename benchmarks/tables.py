@@ -307,6 +307,15 @@ def depth() -> str:
     return markdown(["layers", "our full batch", "histories", "ClusterLoader"], rows)
 
 
+def tuned_classics() -> str:
+    """Scores of models with searched settings, and seconds to accuracy."""
+    return columns_of("tuned_classics", {
+        0: "graph, model", 1: "published test score", 2: "full batch: best validation (its test)",
+        5: "histories", 4: "full batch to accuracy, s", 7: "histories, s",
+        8: "over the full batch",
+    })  # fmt: skip
+
+
 def epochs_of(name: str, contenders: dict[str, str] | None = None) -> str:
     """Median time of an epoch, and ratios to gas; of all contenders, unless some are given."""
     cases, rows = load(name)["cases"], []
@@ -678,7 +687,7 @@ MAKERS: tuple[Callable[[], str], ...] = (
     balance, chosen_parts, contenders, dynamic, memory, operators, out_of_core, own_settings,
     ranks_validation, sparse_features, headline, loaders, loaders_by_seed, from_papers,
     parts_of_fit, shares, depth, few_labels, grid, baselines, precompute, published,
-    time_to_accuracy, epoch_time, cora,
+    time_to_accuracy, epoch_time, cora, tuned_classics,
 )  # fmt: skip
 TABLES = {each.__name__: each for each in MAKERS}
 

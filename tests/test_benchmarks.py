@@ -571,6 +571,35 @@ def test_allocators(script, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+def test_tuned_classics(script, monkeypatch, tmp_path):
+    """Each contender has its own seconds, and a graph its loops; a second call runs nothing."""
+    module = script("tuned_classics")
+    settings = module.Settings(8, 2, 0.5, "batch", True, 0.01, 0.0, 4, "97.0 ± 0.1")
+    for kind in ("GCN", "SAGE", "GAT"):
+        monkeypatch.setitem(module.SETTINGS, f"planted:600:{kind}", settings)
+    monkeypatch.setattr(gas, "cluster", functools.partial(gas.cluster, method="random"))
+    cases = ["planted:600:GCN", "planted:600:SAGE", "planted:600:GAT"]
+    name = str(tmp_path / "tuned")
+    monkeypatch.setattr(sys, "argv", ["tuned_classics", "--cases", *cases, "--name", name])
+    monkeypatch.setattr(module.time, "perf_counter", module.time.perf_counter)  # It is replaced.
+    module.main()
+    text = (tmp_path / "tuned.json").read_text()
+    for runs in json.loads(text)["cases"].values():
+        full, ours = (runs[each] for each in ("full batch", "histories"))
+        assert len(full["val"]) == 4
+        assert (full["parts"], full["steps"], ours["steps"]) == ("1 / 1", 1, 8)
+        given = full["seconds"][module.best_of(full)]
+        assert ours["seconds"][-1] >= given - 1e-4  # Rounded.
+        assert all(second < given + 1e-4 for second in ours["seconds"][:-1])
+    monkeypatch.setattr(module, "train", None)
+    module.main()
+    assert (tmp_path / "tuned.json").read_text() == text
+    data, _ = module.read_with_loops("data", "planted:600", None)
+    loops = (data.edge_index[0] == data.edge_index[1]).nonzero().view(-1)
+    assert torch.equal(data.edge_index[0, loops].sort()[0], torch.arange(600))
+
+
+@pytest.mark.slow
 def test_grid(script, monkeypatch, tmp_path):
     times = script("time_to_accuracy")
     monkeypatch.setattr(times, "MOST_EPOCHS", 3)
