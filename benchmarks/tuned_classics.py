@@ -160,7 +160,7 @@ HEADER = (
     "graph, model", "published test score",
     "full batch: best validation, % (its test)", "seconds to it", "seconds to it less .5",
     "histories: best validation, % (its test)", "seconds to it",
-    "seconds to the full batch's best less .5", "over the full batch's",
+    "seconds to the full batch's best less .5", "over the full batch's", "split",
 )  # fmt: skip
 
 
@@ -171,10 +171,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, help="instead of the published number")
     args = parser.parse_args()
     time.perf_counter = time.process_time
-    cases = load(args.name).get("cases", {})
+    before = load(args.name)
+    cases, splits = before.get("cases", {}), before.get("splits", {})
     for case in args.cases:
         data, metric = read_with_loops(args.root, case.rsplit(":", 1)[0], args.splits)
-        runs = cases.setdefault(case, {})
+        runs, split = cases.setdefault(case, {}), "published" if args.splits else "seed 0"
+        if splits.setdefault(case, split) != split:
+            raise SystemExit(f"{case} was run with another split: choose another --name")
         for contender in (FULL, HISTORIES):
             if contender in runs:
                 continue
@@ -183,9 +186,8 @@ def main() -> None:
                 seconds = runs[FULL]["seconds"][best_of(runs[FULL])]
             runs[contender] = train(case, data, metric, contender, seconds, args.epochs)
             shorten({case: runs})
-            lines = [row_of(each, found) for each, found in cases.items()]
-            given = {"splits": "published" if args.splits else "60/20/20 from seed 0"}
-            save(args.name, {**given, "cases": cases}, markdown(HEADER, lines))
+            lines = [[*row_of(each, found), splits[each]] for each, found in cases.items()]
+            save(args.name, {"splits": splits, "cases": cases}, markdown(HEADER, lines))
 
 
 if __name__ == "__main__":

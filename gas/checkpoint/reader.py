@@ -194,7 +194,10 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, state: Any) ->
     """Refuse the state of another optimizer."""
     groups = state.get("param_groups") if isinstance(state, dict) else None
     if not isinstance(groups, list) or not isinstance(state.get("state"), dict):
-        raise ValueError(f"'{name}' is an optimizer, but what was saved was none")
+        raise ValueError(
+            f"'{name}' is an optimizer, but what was saved by this name was none: give an object "
+            "like that one, or leave it out"
+        )
     sizes = [len(group["params"]) for group in groups]
     mine = [len(group["params"]) for group in optimizer.param_groups]
     names = set(optimizer.defaults) - set(groups[0])

@@ -78,7 +78,7 @@ def classes_of_torch(objects: Mapping[str, Any]) -> dict[str, str]:
     classes = {name: type(each) for name, each in objects.items()}
     return {
         name: each.__name__ for name, each in classes.items()
-        if each.__module__.startswith("torch.optim")
+        if issubclass(each, torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler)
     }  # fmt: skip
 
 

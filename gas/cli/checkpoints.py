@@ -104,7 +104,7 @@ class Checkpoints:
         found = found if isinstance(found, dict) else {}
         before, now = _flatten_options(found), _flatten_options(about)
         # Older checkpoints lack these, and have the number of runs.
-        missing = {"warm_up": 0, "evaluate_every": 1, "features": now["features"]}
+        missing = {"warm_up": 0, "evaluate_every": 1, "feature_dtype": now["feature_dtype"]}
         before = missing | before | {"runs": None}
         for key in [*now, *before]:
             old, new = before.get(key), now.get(key)
@@ -226,7 +226,7 @@ class Checkpoints:
 def describe_run(experiment: Setup, seed: int, split: int) -> dict[str, Any]:
     """Describe a run of an experiment: its graph, and its options but ``epochs`` and ``runs``."""
     settings = {**dataclasses.asdict(experiment.settings), "epochs": None, "runs": None}
-    histories = experiment.histories
+    histories, x = experiment.histories, experiment.data.x
     return {
         "model": experiment.cls.__name__,
         "settings": json.loads(json.dumps(settings)),
@@ -244,7 +244,7 @@ def describe_run(experiment: Setup, seed: int, split: int) -> dict[str, Any]:
         "prefetch": experiment.prefetch,
         "memory_budget": experiment.memory_budget,
         "graph": _describe_graph(experiment),
-        "features": str(getattr(experiment.data.x, "codec", experiment.data.x.dtype)),
+        "feature_dtype": str(getattr(x, "codec", x.dtype)).removeprefix("torch."),
         "seed": seed,
         "split": split,
     }

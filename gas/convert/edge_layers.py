@@ -49,14 +49,14 @@ class Propagation(EdgeLayer):
         super().__init__()
         object.__setattr__(self, "layer", layer)  # Not a child: it has this one.
 
-    def forward(self, edge_index: Any, counted: Any = None, **given: Any) -> Any:
+    def forward(self, edge_index: Any, size_rows: Any = None, **given: Any) -> Any:
         """Return what ``layer.propagate`` gives, of edges to where messages go.
 
-        Nodes are counted by the rows of ``counted``, if none of the others are of nodes.
+        ``size_rows`` has a row for each node, if no other argument has.
         """
         layer: Any = self.layer
-        if counted is not None:
-            ends = counted if isinstance(counted, tuple) else (counted, counted)
+        if size_rows is not None:
+            ends = size_rows if isinstance(size_rows, tuple) else (size_rows, size_rows)
             given["size"] = tuple(rows.size(0) for rows in ends)
         flow, layer.flow = layer.flow, FORWARD
         try:
@@ -155,7 +155,7 @@ class Hops:
                 out.node.meta[DROP] = out.node.name, self.dropout, True
             return out
         if not any(map(_has_row_per_node, given.values())):
-            given["counted"] = _find_counted(size)
+            given["size_rows"] = _find_size_rows(size)
         return self._layer.hop(edge_index, **given)
 
     def _multiply(self, matrix: TracedMatrix, given: dict[str, Any]) -> Any:
@@ -172,7 +172,7 @@ def _has_row_per_node(value: Any) -> bool:
     return any(isinstance(each, KnownProxy) and each.has_row_per_node for each in pair)
 
 
-def _find_counted(size: Any) -> Any:
+def _find_size_rows(size: Any) -> Any:
     """Return the rows of nodes whose number a layer is given as its ``size``, or ``None``."""
     end = size[1] if isinstance(size, tuple | list) else None
     if not isinstance(end, Proxy):

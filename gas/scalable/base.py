@@ -215,14 +215,14 @@ def preserve_modes(module: torch.nn.Module, mode: bool | None = None) -> Iterato
     """Restore the training mode of a module and of each of its submodules afterwards.
 
     Args:
-        module: The module. A model with histories isn't called by other threads meanwhile.
+        module: The module. Other threads can't call a model with its histories meanwhile.
         mode: Call ``module.train(mode)`` first. (default: leave the modes)
 
     Raises:
         RuntimeError: If another thread is calling a model with histories.
     """
-    is_ours = isinstance(module, HistoryModel)
-    with cast(HistoryModel, module)._calls.hold() if is_ours else contextlib.nullcontext():
+    model = getattr(module, "_orig_mod", module)  # Of a compiled one.
+    with model._calls.hold() if isinstance(model, HistoryModel) else contextlib.nullcontext():
         modes = [(each, each.training) for each in module.modules()]
         try:
             if mode is not None:

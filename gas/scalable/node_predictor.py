@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from gas.native import check_range, share_cores, warn
 from gas.scalable.base import preserve_modes
 from gas.scalable.call import BatchModel
 
+MOST_CHECKED = 1 << 22  # Numbers of a tensor, which take about a millisecond.
 _TensorVersions = dict[str, tuple["weakref.ref[Tensor]", int]]
 NotedState = tuple[Any, _TensorVersions]
 
@@ -165,12 +166,10 @@ def has_state(model: BatchModel, graph: Data, noted: NotedState | None) -> bool:
 
 
 def state_fingerprint(model: BatchModel) -> Any:
-    """Return a value that differs after any change of weights or histories."""
+    """Return a value that differs after changes of weights or histories."""
     tensors = [*model.parameters(), *model.buffers()]
     changes = [history.changes for history in model.histories]
-    sums = [_checksum(tensor) for tensor in tensors]
-    on_host = torch.stack(sums).tolist() if sums else []  # A device is waited for once.
-    return [_note_tensor(tensor) for tensor in tensors], on_host, changes
+    return [_note_tensor(tensor) for tensor in tensors], changes, _checksums(tensors)
 
 
 def _note_tensor(tensor: Tensor) -> tuple[int, int, int]:
@@ -181,13 +180,19 @@ def _note_tensor(tensor: Tensor) -> tuple[int, int, int]:
     return id(tensor), address, version(tensor)
 
 
-def _checksum(tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor's bits as integers: ``weight.data.mul_(2)`` has no version."""
-    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    is_plain = not torch.nn.parameter.is_lazy(tensor) and tensor.layout == torch.strided
-    if not is_plain or tensor.element_size() not in bits:
-        return torch.zeros((), dtype=torch.int64)
-    return tensor.detach().reshape(-1).view(bits[tensor.element_size()]).sum()
+def _checksums(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return sums of float32 numbers' bits: ``weight.data.mul_(2)`` leaves the version as it was.
+
+    Large tensors, such as embeddings of nodes, are left out. Each device is waited for once.
+    """
+    sums: dict[torch.device, list[Tensor]] = {}
+    for each in tensors:
+        is_plain = type(each) in (Tensor, torch.nn.Parameter) and each.layout == torch.strided
+        if is_plain and each.dtype == torch.float32 and 0 < each.numel() <= MOST_CHECKED:
+            bits = each.detach().reshape(-1).view(torch.int32)
+            sums.setdefault(each.device, []).append(bits.sum())
+    sums.pop(torch.device("meta"), None)
+    return [torch.stack(found).tolist() for found in sums.values()]
 
 
 def _tensor_versions(graph: Data) -> _TensorVersions:

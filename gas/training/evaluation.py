@@ -67,8 +67,7 @@ def evaluate(
     """
     check_metric_name(metric)
     graph = _check(model, graph)
-    is_known = isinstance(graph, Data | SubgraphLoader | PrefetchLoader)
-    if is_known and not hasattr(graph, "hetero_data"):
+    if _is_known(graph):
         _check_scorable(graph_of(graph), split)  # Before the histories are written.
     found = _predict(model, graph, options)
     _check_scorable(found.stored, split)
@@ -106,7 +105,10 @@ def predictions(model: Any, graph: Any, *, split: int = 0, **options: Any) -> di
     Raises:
         ValueError: If the graph isn't clustered.
     """
-    found = _predict(model, _check(model, graph), options)
+    graph = _check(model, graph)
+    if _is_known(graph):
+        _check_split(graph_of(graph), split)  # Before the histories are written.
+    found = _predict(model, graph, options)
     _check_split(found.stored, split)
     return prediction_columns(found, split)
 
@@ -197,6 +199,12 @@ def prediction_columns(found: Predictions, split: int) -> dict[str, Any]:
     if any(mask is not None for mask in masks):
         columns["split"] = _name_classes(parts, SPLITS)
     return columns
+
+
+def _is_known(graph: Any) -> bool:
+    """Return whether :func:`graph_of` gives the graph, which is of one type."""
+    is_ours = isinstance(graph, Data | SubgraphLoader | PrefetchLoader)
+    return is_ours and not hasattr(graph, "hetero_data")
 
 
 def _check_scorable(stored: Any, split: int) -> None:

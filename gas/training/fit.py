@@ -273,9 +273,10 @@ def _open(
             f"'graph' is a {type(graph).__name__}, expected what gas.cluster returns, or a "
             "gas.SubgraphLoader of it"
         )
-    elif of_views := {"view_loss", "bank"} & {*options}:
+    elif options.get("view_loss") is not None or options.get("bank", "original") != "original":
+        name = "bank" if options.get("view_loss") is None else "view_loss"
         raise ValueError(
-            f"{min(of_views)!r} is given, but 'graph' has no views: leave it out, or pass a loader "
+            f"{name!r} is given, but 'graph' has no views: leave it out, or pass a loader "
             "with an augmentation, gas.SubgraphLoader(graph, epoch_transform=gas.MHAug(graph))"
         )
     table = _labels_in_original_order(graph_of(graph), split, needs_val, loss_fn)

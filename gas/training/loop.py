@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -116,8 +116,8 @@ def train_epoch(
         grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss, edge_dropout
     )
     check_trainable(model, optimizer)
-    mask, device = _train_mask(loader, split, loss_fn, view_loss), model.train().device
-    sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss)
+    sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss, loss_fn)
+    mask, device = _train_mask(loader, split, loss_fn, view_loss, sampler), model.train().device
     objective = Objective(
         model, device, split, mask, full_batch, refresh_unlabelled, edge_dropout, autocast,
         loss_fn, view_loss or getattr(unwrap_loader(loader), "view_loss", None), bank, sampler,
@@ -331,7 +331,9 @@ def _take_step(
     optimizer.zero_grad()
 
 
-def _train_mask(loader: Any, split: int, loss_fn: Any, view_loss: Any) -> Tensor | None:
+def _train_mask(
+    loader: Any, split: int, loss_fn: Any, view_loss: Any, sampler: PartSampler | None
+) -> Tensor | None:
     """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the CPU.
 
     Graphs without labels or masks are refused, and labels that are unknown or that the usual loss
@@ -352,13 +354,16 @@ def _train_mask(loader: Any, split: int, loss_fn: Any, view_loss: Any) -> Tensor
     mask = split_mask(mask, split)
     if isinstance(data, Data) and data.y.device.type == "cpu":
         check_known_targets(data.y, mask, view_loss or loss_fn)
-        mask = _leave_out_ignored(mask, data.y, loss_fn)
-    return mask
+    return _leave_out_ignored(mask, cast(Data, data).y, loss_fn, sampler)
 
 
-def _leave_out_ignored(mask: Tensor, y: Tensor, loss_fn: Any) -> Tensor:
-    """Return a mask of nodes without those that the loss ignores."""
-    return mask & counted_targets(y, loss_fn) if y.dim() == 1 else mask
+def _leave_out_ignored(
+    mask: Tensor, y: Tensor, loss_fn: Any, sampler: PartSampler | None
+) -> Tensor:
+    """Return a mask of nodes without those that the loss ignores, which a sampler doesn't know."""
+    if sampler is not None or y.dim() != 1 or not hasattr(loss_fn, "ignore_index"):
+        return mask
+    return mask & counted_targets(y, loss_fn).to(mask.device)
 
 
 def _check_broadcast(out: Tensor, y: Tensor) -> None:
@@ -372,7 +377,7 @@ def _check_broadcast(out: Tensor, y: Tensor) -> None:
 
 
 def _loss_weights_of(
-    loader: Iterable[SubData], split: int, micro_batches: int, scale_loss: bool
+    loader: Iterable[SubData], split: int, micro_batches: int, scale_loss: bool, loss_fn: Any
 ) -> tuple[PartSampler | None, float | None]:
     """Return the sampler whose weights correct the loss, if any.
 
@@ -389,7 +394,8 @@ def _loss_weights_of(
             "pass a SubgraphLoader"
         )
     steps = max(1, math.ceil(len(inner) / micro_batches))
-    return sampler, int(split_mask(data.train_mask, split).sum()) / steps
+    mask = _leave_out_ignored(split_mask(data.train_mask, split), data.y, loss_fn, sampler)
+    return sampler, int(mask.sum()) / steps
 
 
 @dataclass(frozen=True)
@@ -420,7 +426,7 @@ class Objective:
             The number of labelled nodes, their mean loss, detached, and the loss to minimise, or
             ``None`` in their place.
         """
-        index = _find_labelled(batch, self.split, self.mask, self.loss_fn)
+        index = self._find_labelled(batch)
         count = index.numel()
         is_ranked = getattr(self.model, "ranks", None) is not None
         trains = count > 0 or is_ranked
@@ -467,6 +473,17 @@ class Objective:
                 "or NumPy, and train outside of torch.no_grad() and torch.inference_mode()"
             )
         return count, loss.detach(), weighted + getattr(self.model, "reg_loss", 0.0)
+
+    def _find_labelled(self, batch: SubData) -> Tensor:
+        """Return the positions of the in-batch nodes to train on, of shape ``[num_labelled]``.
+
+        For a batch on a device the mask of the whole graph is used, so that the host doesn't wait.
+        """
+        own, nodes = batch.data.train_mask[: batch.batch_size], batch.n_id[: batch.batch_size]
+        if own.device.type != "cpu" and self.mask is not None and nodes.device == self.mask.device:
+            return self.mask[nodes].nonzero().view(-1)
+        mask, y = split_mask(own, self.split), batch.data.y[: batch.batch_size]
+        return _leave_out_ignored(mask, y, self.loss_fn, self.sampler).nonzero().view(-1)
 
     def _forward(self, batch: SubData, has_views: bool) -> tuple[Tensor, ...]:
         """Compute the outputs of the in-batch nodes, for the batch itself and then its views."""
@@ -534,17 +551,3 @@ class Objective:
         sampler.report(batch, loss)
         weight = tensor_to_device(sampler.weight(batch), loss.device) * sampler.labelled.sum()
         return loss.mean(), (weight * loss).mean()
-
-
-def _find_labelled(batch: SubData, split: int, mask: Tensor | None, loss_fn: Any) -> Tensor:
-    """Return the positions of the in-batch nodes to train on, of shape ``[num_labelled]``.
-
-    For a batch on a device the mask of the whole graph is used, so that the host doesn't wait.
-    """
-    own, nodes = batch.data.train_mask[: batch.batch_size], batch.n_id[: batch.batch_size]
-    if own.device.type == "cpu" or mask is None or nodes.device != mask.device:
-        mask = split_mask(own, split)
-        mask = _leave_out_ignored(mask, batch.data.y[: batch.batch_size], loss_fn)
-    else:
-        mask = mask[nodes]
-    return mask.nonzero().view(-1)

@@ -193,7 +193,7 @@ def test_a_call_that_failed_lets_others_in():
     assert len(done) == 1
 
 
-def test_another_thread_waits_for_all_layers_of_an_inference():
+def test_other_threads_are_refused_during_an_inference():
     """Between two of its calls, the model isn't in the mode that its user has set."""
     graph = clustered_graph()
     data, ptr = graph

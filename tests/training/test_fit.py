@@ -4,6 +4,7 @@ import copy
 import math
 import sys
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -12,19 +13,20 @@ from conftest import random_graph
 from torch_geometric.nn import GraphSAGE
 
 import gas
+from gas.loader import PartSampler
 from gas.training import FullBatch, Run, train_epoch
 from gas.training.record import warn_if_unstable
 
 OPTIONS = [None, "batch_norm"]
 
 
-def make_graph(norm=None, num_parts=6):
+def make_graph(norm=None, num_parts=6, dropout=0.5):
     torch.manual_seed(0)
     data = random_graph(num_nodes=120, num_edges=480, directed=False)
     data.y = data.x[:, :3].argmax(dim=1)
     group = torch.arange(120) % 4
     data.train_mask, data.val_mask, data.test_mask = group < 2, group == 2, group == 3
-    net = GraphSAGE(data.num_features, 8, num_layers=3, out_channels=3, dropout=0.5, norm=norm)
+    net = GraphSAGE(data.num_features, 8, num_layers=3, out_channels=3, dropout=dropout, norm=norm)
     model = gas.to_scalable(net, data)
     return data, model, gas.cluster(data, num_parts, model=model, method="random", log=False)
 
@@ -370,6 +372,28 @@ def test_classes_that_cross_entropy_ignores_are_no_labels():
     assert loss == pytest.approx(expected.item())
     for weight, old, gradient in zip(net.parameters(), before, wanted, strict=True):
         torch.testing.assert_close(old - weight, gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("by", ["loss", "labels"])
+def test_samplers_count_classes_that_a_loss_ignores(by):
+    """They draw parts by labels, of which they know no more than the mask."""
+    _, model, graph = make_graph()
+    graph.y[graph.train_mask.nonzero()[::2]] = -1
+    model.refresh(graph, log=False)
+    loader = gas.SubgraphLoader(graph, sampler=PartSampler(graph, by=by, share=0.5), log=False)
+    loss = torch.nn.CrossEntropyLoss(ignore_index=-1, reduction="none" if by == "loss" else "mean")
+    assert math.isfinite(train_epoch(model, loader, adam(model), loss_fn=loss))
+
+
+def test_compiled_models_are_trained_as_the_ones_inside():
+    runs = []
+    for compile_model in (lambda model: model, partial(torch.compile, backend="eager")):
+        _, model, graph = make_graph(dropout=0.0)
+        compiled = compile_model(model)
+        torch.manual_seed(1)
+        runs.append(gas.fit(compiled, graph, adam(model), 3, batch_size=2, log=False))
+    assert runs[0].loss == pytest.approx(runs[1].loss, rel=1e-4)
+    assert runs[0].val_acc == pytest.approx(runs[1].val_acc)
 
 
 def test_scores_are_those_of_evaluate_for_a_single_output():

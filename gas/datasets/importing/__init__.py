@@ -94,7 +94,7 @@ def import_graph(
         check_integer("num_splits", num_splits, 1)
     if not path.exists():
         raise ValueError(f"'source' is {str(path)!r}, but there is no such file or folder")
-    if path.suffix in (".npz", ".pt") or is_graph_folder(path):
+    if is_graph_folder(path) or (path.is_file() and path.suffix in (".npz", ".pt")):
         raise ValueError(
             f"'source' is {str(path)!r}, which holds a whole graph, expected tables of edges: open "
             "it as it is, gas.open_graph(source)"
