@@ -115,9 +115,9 @@ def train_epoch(
     check_options(
         grad_norm, micro_batches, max_steps, autocast, loss_fn, ranks, scale_loss, edge_dropout
     )
-    check_trainable(model, optimizer)
+    _check_given(model, loader, optimizer, split, loss_fn, view_loss)
     sampler, per_step = _loss_weights_of(loader, split, micro_batches, scale_loss, loss_fn)
-    mask, device = _train_mask(loader, split, loss_fn, view_loss, sampler), model.train().device
+    mask, device = _train_mask(loader, split, loss_fn, sampler), model.train().device
     objective = Objective(
         model, device, split, mask, full_batch, refresh_unlabelled, edge_dropout, autocast,
         loss_fn, view_loss or getattr(unwrap_loader(loader), "view_loss", None), bank, sampler,
@@ -331,14 +331,11 @@ def _take_step(
     optimizer.zero_grad()
 
 
-def _train_mask(
-    loader: Any, split: int, loss_fn: Any, view_loss: Any, sampler: PartSampler | None
-) -> Tensor | None:
-    """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the CPU.
-
-    Graphs without labels or masks are refused, and labels that are unknown or that the usual loss
-    doesn't fit.
-    """
+def _check_given(
+    model: Any, loader: Any, optimizer: Any, split: int, loss_fn: Any, view_loss: Any
+) -> None:
+    """Refuse what can't be trained, graphs without labels or masks, and labels that don't fit."""
+    check_trainable(model, optimizer)
     check_loader(loader, loss_fn, view_loss)
     data = getattr(unwrap_loader(loader), "data", None)
     for name in ("y", "train_mask"):
@@ -348,13 +345,19 @@ def _train_mask(
             )
     if loss_fn is loss_of and isinstance(data, Data) and data.y.device.type == "cpu":
         check_usual_loss(data.y[:CHECKED])
+    if isinstance(data, Data) and data.y.device.type == data.train_mask.device.type == "cpu":
+        check_known_targets(data.y, split_mask(data.train_mask, split), view_loss or loss_fn)
+
+
+def _train_mask(
+    loader: Any, split: int, loss_fn: Any, sampler: PartSampler | None
+) -> Tensor | None:
+    """Return the mask of training nodes, of shape ``[N]``, if a loader has it on the CPU."""
+    data = getattr(unwrap_loader(loader), "data", None)
     mask = data.get("train_mask") if isinstance(data, Data) else None
     if not isinstance(mask, Tensor) or mask.device.type != "cpu":
         return None
-    mask = split_mask(mask, split)
-    if isinstance(data, Data) and data.y.device.type == "cpu":
-        check_known_targets(data.y, mask, view_loss or loss_fn)
-    return _leave_out_ignored(mask, cast(Data, data).y, loss_fn, sampler)
+    return _leave_out_ignored(split_mask(mask, split), cast(Data, data).y, loss_fn, sampler)
 
 
 def _leave_out_ignored(
