@@ -342,13 +342,13 @@ def test_packing_what_was_found_to_fit_memory():
 
 
 def test_a_plan_chooses_the_store_of_histories_unless_it_is_a_function(tmp_path):
-    found = make(memory="1GB", path=tmp_path)  # Which a plan may use.
+    found = make(memory="8GB", path=tmp_path)  # Which a plan may use.
     assert found.histories == {"dtype": found.plan.dtype, "store": "host"}
 
     def store(num_rows, num_columns, dtype):
         return MemoryStore(num_rows, num_columns, dtype)
 
-    assert make(memory="1GB", store=store).histories["store"] is store
+    assert make(memory="8GB", store=store).histories["store"] is store
 
 
 def test_augmentation_within_a_memory_budget():
