@@ -121,11 +121,11 @@ def train(
     torch.manual_seed(0)
     net = Classic(case.rsplit(":", 1)[1], data.num_features, int(data.y.max()) + 1, settings)
     model = gas.to_scalable(net, data)
-    options: dict[str, Any] = {}
-    graph, batch_size = gas.cluster(data, 512, model=model, log=False), 64
+    num_parts, batch_size, options = 512, 64, dict[str, Any]()
     if contender == FULL:
-        graph, batch_size = gas.cluster(data, 1, model=model, log=False), 1
+        num_parts, batch_size = 1, 1
         options = {"grad_norm": None, "average_weights": False, "warm_up": 0}
+    graph = gas.cluster(data, num_parts, model=model, log=False)
     optimizer = torch.optim.Adam(
         model.parameters(), lr=settings.lr, weight_decay=settings.weight_decay
     )

@@ -158,7 +158,10 @@ def test_messages_without_rows_of_nodes(counted):
 
     data = random_graph(features=8)
     data.pos = torch.randn(data.num_nodes, 3)
-    call = lambda net, data: net(data.x, data.pos, data.edge_index)  # noqa: E731
+
+    def call(net, data):
+        return net(data.x, data.pos, data.edge_index)
+
     check(Moving(), data, call)
     check_gradients(Moving(), data, call, lambda outs: sum(out.square().mean() for out in outs))
 
