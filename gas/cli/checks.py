@@ -27,7 +27,7 @@ NEEDS = {
 }
 NOT_FULL_BATCH = (
     "num_parts", "batch_size", "partition", "store", "dtype", "path", "pack", "io", "prefetch",
-    "refresh", "memory", "memory_budget", "skip_unlabelled", "scale_loss", "verify",
+    "memory", "memory_budget", "skip_unlabelled", "scale_loss", "verify",
     "correct_drift", "average_weights", "warm_up",
 )  # fmt: skip
 AT_LEAST_ONE = (

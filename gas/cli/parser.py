@@ -206,7 +206,8 @@ SHOWN = {name: f"--{name.replace('_', '-')}" for name in NAMES} | {
     "batch_norm": "--norm",
     "budget_bytes": "--memory-budget, in bytes,",
 }
-CAN_BE_NONE = {name for name, hint in get_type_hints(Options).items() if NoneType in get_args(hint)}
+HINTS = get_type_hints(Options)
+CAN_BE_NONE = {name for name, hint in HINTS.items() if NoneType in get_args(hint)}
 
 
 def parse(
@@ -295,6 +296,8 @@ def read_options(path: Path) -> Options:
         raise ValueError(f"{path}: 'architecture' is {architecture!r}, expected names and values")
     tokens: list[str] = []
     for name, value in values.items():
+        if HINTS[name] is bool and not isinstance(value, (bool, NoneType)):
+            raise ValueError(f"{path}: {name!r} is {value!r}, expected true or false")
         if isinstance(value, bool):
             tokens.append(f"--{'' if value else 'no-'}{name}")
         elif value is not None:

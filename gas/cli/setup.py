@@ -147,6 +147,11 @@ class Setup:
                 "or give a folder of one part"
             )
         if found > 1:
+            if self.partition != "auto":
+                raise ValueError(
+                    f"'partition' is {self.partition!r}, but the graph folder has {found} parts "
+                    "already: leave it out, or give a folder of one part"
+                )
             self.settings = self.settings.replace(num_parts=found)
 
     def _to_supported(self, data: Data, check: bool) -> Data:

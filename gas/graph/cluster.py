@@ -321,6 +321,11 @@ def _remove_parts(data: Data) -> tuple[Data, Tensor | None]:
         return data, None
     is_whole = perm is not None and isinstance(parts, Tensor) and parts.numel() == 2
     if of_shards is not None or not is_whole:
+        if of_shards is None and perm is not None and isinstance(parts, Tensor):
+            raise ValueError(
+                f"'data' is clustered already, into {parts.numel() - 1} parts: pass the graph as "
+                "it was before gas.cluster"
+            )
         found = of_shards or (PARTS if PARTS in data else PERM)
         raise ValueError(
             f"'data' has {found!r} already, which gas.cluster sets: "

@@ -29,6 +29,7 @@ from gas.training.metrics import (
     check_known_targets,
     check_usual_loss,
     counted_targets,
+    ignored_class,
     loss_of,
     split_mask,
 )
@@ -364,7 +365,7 @@ def _leave_out_ignored(
     mask: Tensor, y: Tensor, loss_fn: Any, sampler: PartSampler | None
 ) -> Tensor:
     """Return a mask of nodes without those that the loss ignores, which a sampler doesn't know."""
-    if sampler is not None or y.dim() != 1 or not hasattr(loss_fn, "ignore_index"):
+    if sampler is not None or y.dim() != 1 or ignored_class(loss_fn) is None:
         return mask
     return mask & counted_targets(y, loss_fn).to(mask.device)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,8 +33,7 @@ def check_known_targets(y: Tensor, train_mask: Tensor, loss_fn: Any = None) -> N
     A loss of the user's own may leave such targets out, and PyTorch's cross entropy those of its
     ``ignore_index``.
     """
-    of_classes = isinstance(loss_fn, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss)
-    if loss_fn not in (None, loss_of, F.cross_entropy, F.nll_loss) and not of_classes:
+    if loss_fn not in (None, loss_of) and ignored_class(loss_fn) is None:
         return
     y = y[train_mask.bool().view(train_mask.size(0), -1).any(dim=1)]
     known = known_target_mask(y) | ~counted_targets(y, loss_fn)
@@ -45,12 +45,19 @@ def check_known_targets(y: Tensor, train_mask: Tensor, loss_fn: Any = None) -> N
         )
 
 
+def ignored_class(loss_fn: Any) -> int | None:
+    """Return the ``ignore_index`` of PyTorch's losses of classes; ``None`` for other losses."""
+    if isinstance(loss_fn, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss):
+        return loss_fn.ignore_index
+    given = loss_fn if isinstance(loss_fn, partial) else partial(loss_fn or loss_of)
+    is_of_classes = given.func in (F.cross_entropy, F.nll_loss)
+    return given.keywords.get("ignore_index", -100) if is_of_classes else None
+
+
 def counted_targets(y: Tensor, loss_fn: Any) -> Tensor:
     """Return which targets count, with the shape of ``y``: a loss may have an ``ignore_index``."""
-    of_classes = isinstance(loss_fn, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss)
-    if of_classes and not y.is_floating_point():
-        return y != loss_fn.ignore_index
-    return torch.ones_like(y, dtype=torch.bool)
+    ignored = None if y.is_floating_point() else ignored_class(loss_fn)
+    return torch.ones_like(y, dtype=torch.bool) if ignored is None else y != ignored
 
 
 def metric_of(y: Tensor) -> str:

@@ -168,7 +168,7 @@ def plan(
 
 
 def plan_micro_batches(
-    model: ScalableGNN, loader: SubgraphLoader, budget_bytes: int
+    model: ScalableGNN, loader: SubgraphLoader, budget_bytes: int | str
 ) -> tuple[int, int]:
     """Split a loader's mini-batches into micro-batches that fit a budget of memory.
 
@@ -179,7 +179,8 @@ def plan_micro_batches(
     Args:
         model: The model.
         loader: The loader of mini-batches.
-        budget_bytes: The upper bound of :func:`activation_bytes`, for the parts with most edges.
+        budget_bytes: The upper bound of :func:`activation_bytes`, for the parts with most edges;
+            in bytes, or like ``"500MB"``.
 
     Returns:
         Parts per micro-batch, and micro-batches per step.
@@ -187,14 +188,13 @@ def plan_micro_batches(
     Raises:
         MemoryError: If not even one part fits.
     """
-    if budget_bytes < 1:
-        raise ValueError(f"'budget_bytes' is {budget_bytes}, expected a number of bytes")
+    limit = bytes_of("budget_bytes", budget_bytes)
     parts = loader.batch_size or 1
     largest = loader.edges_per_part().argsort(descending=True, stable=True)
     need = 0
     for size in (size for size in range(parts, 0, -1) if parts % size == 0):
         need = activation_bytes(model, loader.cut(largest[:size].tolist()))
-        if need <= budget_bytes:
+        if need <= limit:
             return size, parts // size
     raise MemoryError(
         f"'budget_bytes' is {budget_bytes}, but one part needs {human(need)}: cut the graph into "

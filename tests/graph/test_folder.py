@@ -336,7 +336,7 @@ def test_a_folder_of_one_part_is_cut_into_parts(model, tmp_path):
     again = gas.cluster(gas.cluster(one, 1, log=False, method="random"), 6, **options)
     assert torch.equal(again.perm, expected.perm)
     assert torch.equal(again.x, expected.x)
-    with pytest.raises(ValueError, match="'data' has 'parts' already, which gas.cluster sets"):
+    with pytest.raises(ValueError, match="'data' is clustered already, into 6 parts"):
         gas.cluster(graph, 2, log=False)
 
 

@@ -115,6 +115,9 @@ CASES = {
     "train_gas.py --config, no such option": lambda t: run(
         t, "train_gas.py", "--config", config(t, "model: gat\nepoch: 3")
     ),
+    "train_gas.py --config, an option in quotes": lambda t: run(
+        t, "train_gas.py", "--config", config(t, 'undirected: "no"')
+    ),
     "train_gas.py --config, a negative rate": lambda t: run(
         t, "train_gas.py", "--config", config(t, "lr: -1")
     ),

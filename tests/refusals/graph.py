@@ -241,6 +241,7 @@ CASES = {
     ),
     "cluster, no bytes": lambda t: gas.cluster(ring(), "auto", memory=0, model=Model(), log=False),
     "gas.cluster, a clustered graph": lambda t: cluster(cluster()),
+    "gas.cluster, an attribute of its own": lambda t: cluster(ring(parts=torch.arange(3))),
     "gas.cluster, for a module without histories": lambda t: gas.cluster(
         ring(), 2, model=torch.nn.Linear(2, 2)
     ),

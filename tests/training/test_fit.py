@@ -351,7 +351,12 @@ def test_classes_that_cross_entropy_ignores_are_left_out():
             gas.fit(model, graph, adam(model), 1, loss=loss, batch_size=2, log=False)
 
 
-def test_classes_that_cross_entropy_ignores_are_no_labels():
+@pytest.mark.parametrize(
+    "loss",
+    [torch.nn.CrossEntropyLoss(ignore_index=-1), partial(F.cross_entropy, ignore_index=-1)],
+    ids=["module", "function"],
+)
+def test_classes_that_cross_entropy_ignores_are_no_labels(loss):
     """Gradients of micro-batches are those of the mean over all others; a batch may have none."""
     data, _, _ = make_graph()
     torch.manual_seed(1)
@@ -365,11 +370,11 @@ def test_classes_that_cross_entropy_ignores_are_no_labels():
     expected = F.cross_entropy(net(data.x, data.edge_index)[mask], data.y[mask])
     wanted = torch.autograd.grad(expected, list(net.parameters()))
     before = [weight.detach().clone() for weight in net.parameters()]
-    loss = train_epoch(
+    mean = train_epoch(
         model, gas.SubgraphLoader(graph, log=False), torch.optim.SGD(model.parameters(), lr=1.0),
-        micro_batches=8, loss_fn=torch.nn.CrossEntropyLoss(ignore_index=-1),
+        micro_batches=8, loss_fn=loss,
     )  # fmt: skip
-    assert loss == pytest.approx(expected.item())
+    assert mean == pytest.approx(expected.item())
     for weight, old, gradient in zip(net.parameters(), before, wanted, strict=True):
         torch.testing.assert_close(old - weight, gradient, rtol=1e-4, atol=1e-6)
 
