@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gas.history.history import History
 
-MOST_ROWS = 1024  # Own rows of a batch that are compared with the stored ones.
+MOST_ROWS = 1024  # Rows of a batch that are compared with the stored ones, and whose age is read.
 MOST_SCALE = 5.0  # A channel is scaled by at most this, and at least its inverse.
 ROUNDING = 1e-5  # A smaller change, relative to the channel's values, isn't one of the weights.
 
@@ -65,6 +65,23 @@ class Correction:
         torch.maximum(torch.addcmul(offset, rows, scale, out=rows), lowest, out=rows)
 
 
+def _sample(rows: Tensor) -> Tensor:
+    """Return at most ``MOST_ROWS`` rows, evenly spaced, so that nothing is drawn at random."""
+    return rows[:: max(1, -(-rows.size(0) // MOST_ROWS))]
+
+
+def _share_of_drift(history: History, own: Tensor, halo: Tensor) -> float:
+    """Return the mean age of the halo's rows over that of a batch's own, at most 1, by their ids.
+
+    Ages are counted from the push that comes next, so that none is 0.
+    """
+    if halo.numel() == 0:
+        return 0.0
+    now, written_at = history.num_pushes + 1, history.written_at
+    own_age, halo_age = (now - float(written_at[n_id.cpu()].float().mean()) for n_id in (own, halo))
+    return min(1.0, halo_age / own_age)
+
+
 def _std_mean(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return what ``torch.std_mean(rows, 0)`` does, in a tenth of its time on a CPU."""
     mean = rows.mean(0)
@@ -76,13 +93,13 @@ class DriftCorrection:
 
     A batch's own rows are known twice: as the last push has stored them, and as they are computed
     now. The change of their mean and standard deviation, per channel, is what training has done to
-    all rows of the layer in the meantime. The halo's rows are half as old on average, and are
-    moved by half of it. Uncorrected, the common part of the change feeds back through the
-    histories, and training without a norm oscillates or diverges.
+    all rows of the layer in the meantime. The halo's rows are younger on average, and are moved by
+    a share of it: their mean age over that of the batch's own rows, which falls from 1 to a third
+    in an epoch. Uncorrected, the common part of the change feeds back through the histories, and
+    training without a norm oscillates or diverges.
 
     Channels that have changed by rounding alone are left exactly as they are: with fixed weights,
     and without dropout, nothing is corrected. (A history of fewer bits rounds what it stores.)
-    Sampled rows are evenly spaced, so that nothing is drawn at random.
     """
 
     def __init__(self) -> None:
@@ -95,17 +112,17 @@ class DriftCorrection:
         Args:
             history: The history.
             own: The rows as computed now, of shape ``[batch_size, width]``.
-            n_id: Their global ids, of shape ``[batch_size]``.
+            n_id: Global ids of the batch's nodes, then of its halo.
 
         Returns:
             The correction of the halo's rows; ``None`` if some rows have never been written, or
             the batch has fewer than two.
         """
-        step = -(-own.size(0) // MOST_ROWS)
         if own.size(0) < 2 or not history.is_written:
             return None
-        new = own[::step].detach().float()
-        old = history.pull(n_id[::step]).to(new)
+        own_id, halo = _sample(n_id[: own.size(0)]), _sample(n_id[own.size(0) :])
+        new = _sample(own).detach().float()
+        old = history.pull(own_id).to(new)
         (std, mean), (old_std, old_mean) = _std_mean(new), _std_mean(old)
         # The rows' own changes are left out: dropout alone makes them a third of the rows' norm.
         now, change = torch.cat([std, mean]), torch.cat([std - old_std, mean - old_mean])
@@ -115,8 +132,9 @@ class DriftCorrection:
         is_same = moved <= ROUNDING * (old_std + old_mean.abs())
         scale = torch.where(old_std > 0, std / old_std, 1.0).clamp(1 / MOST_SCALE, MOST_SCALE)
         scale.masked_fill_(is_same, 1.0)
-        offset = ((mean - scale * old_mean) / 2).masked_fill_(is_same, 0.0)
-        scale = (scale + 1) / 2
+        share = _share_of_drift(history, own_id, halo)
+        offset = (share * (mean - scale * old_mean)).masked_fill_(is_same, 0.0)
+        scale = 1 + share * (scale - 1)
         # Rows after a ReLU stay at least 0; channels that haven't changed have no bound.
         lowest = torch.minimum(new.amin(0), old.amin(0))
         return Correction(scale, offset, lowest.masked_fill(is_same, -torch.inf))

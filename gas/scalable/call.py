@@ -573,7 +573,7 @@ class Call:
         history = self.bank.get(history, history)
         self.check(history, x, batch_size)
         own = first_rows(x, batch_size)
-        correct = self.measure_drift(history, own, n_id[:batch_size])
+        correct = self.measure_drift(history, own, n_id)
         if self.layer is None or self.layer == len(self.pushed):
             self.push(history, own, n_id[:batch_size], offset, count)
             if self.layer is not None:

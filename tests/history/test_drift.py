@@ -25,7 +25,7 @@ def test_rows_that_have_not_changed_are_left_exactly_as_they_are():
     rows[:, 3] = 0  # A channel that is always 0.
     rows[:, 4] = 7
     n_id = torch.randperm(50)
-    correct = DriftCorrection().measure(make_history(rows), rows[n_id[:20]], n_id[:20])
+    correct = DriftCorrection().measure(make_history(rows), rows[n_id[:20]], n_id)
     halo = rows[n_id[20:]].clone()
     correct(halo)
     assert torch.equal(halo, rows[n_id[20:]])
@@ -35,23 +35,34 @@ def test_rounding_is_no_change():
     torch.manual_seed(0)
     rows = torch.randn(50, 8) * torch.logspace(-3, 3, 8)
     own = rows[:20] * (1 + 1e-6 * torch.randn(20, 8))
-    correct = DriftCorrection().measure(make_history(rows), own, torch.arange(20))
+    correct = DriftCorrection().measure(make_history(rows), own, torch.arange(50))
     halo = rows[20:].clone()
     correct(halo)
     assert torch.equal(halo, rows[20:])
-    correct = DriftCorrection().measure(make_history(rows), own * 1.001, torch.arange(20))
+    correct = DriftCorrection().measure(make_history(rows), own * 1.001, torch.arange(50))
     correct(halo)
     assert not (halo == rows[20:]).all(0).any()
 
 
-def test_the_halo_follows_half_of_the_way():
+@pytest.mark.parametrize(
+    ("pushes", "share"),
+    [([0, 1], 1 / 2), ([0, 1, 0], 1), ([1, 0], 1), ([0, 1, 1, 2], (2 + 1) / 2 / 4)],
+    ids=["younger", "as old", "older", "partly younger"],
+)
+def test_the_halo_follows_by_its_age(pushes, share):
+    """Own rows 0 to 29 and both halves of the halo are pushed in turn; the halo's others first."""
     torch.manual_seed(0)
-    rows = torch.randn(60, 4)
+    rows, ids = torch.randn(90, 4), (torch.arange(30), torch.arange(30, 60), torch.arange(60, 90))
+    history, n_id = gas.History(90, 4), torch.arange(90 if 2 in pushes else 60)
+    history.push(rows)
+    for each in pushes:
+        history.push(rows[ids[each]], ids[each])
     own = rows[:30] * 3 + torch.tensor([1.0, -2.0, 0.0, 5.0])
-    correct = DriftCorrection().measure(make_history(rows), own, torch.arange(30))
+    correct = DriftCorrection().measure(history, own, n_id)
     halo = rows[30:].clone()
     correct(halo)
-    expected = rows[30:] * 2 + torch.tensor([0.5, -1.0, 0.0, 2.5])
+    whole_way = rows[30:] * 3 + torch.tensor([1.0, -2.0, 0.0, 5.0])
+    expected = rows[30:] + share * (whole_way - rows[30:])
     lowest = torch.minimum(own, rows[:30]).amin(0)
     torch.testing.assert_close(halo, torch.maximum(expected, lowest))
 
@@ -60,7 +71,7 @@ def test_rows_after_a_relu_stay_so():
     torch.manual_seed(0)
     rows = torch.randn(200, 16).relu()
     own = (rows[:100] - 0.7).relu()
-    correct = DriftCorrection().measure(make_history(rows), own, torch.arange(100))
+    correct = DriftCorrection().measure(make_history(rows), own, torch.arange(200))
     halo = rows[100:].clone()
     correct(halo)
     assert halo.min() == 0
@@ -70,18 +81,18 @@ def test_rows_after_a_relu_stay_so():
 def test_a_channel_is_scaled_by_five_at_most():
     rows = torch.tensor([[-1.0], [1.0], [0.5]])
     own = rows[:2] * 1000
-    correct = DriftCorrection().measure(make_history(rows), own, torch.arange(2))
-    assert correct.scale.tolist() == [3.0]  # Half of the way to 5.
+    correct = DriftCorrection().measure(make_history(rows), own, torch.arange(3))
+    assert correct.scale.tolist() == [5.0]
 
 
 def test_large_batches_are_sampled_evenly():
     torch.manual_seed(0)
-    rows = torch.randn(5000, 2)
+    rows = torch.randn(6000, 2)
     drift = DriftCorrection()
-    own = rows + 1
+    own = rows[:5000] + 1
     own[1::5] = math.nan  # Not among each fifth row from the first.
-    correct = drift.measure(make_history(rows), own, torch.arange(5000))
-    torch.testing.assert_close(correct.offset, torch.tensor([0.5, 0.5]))
+    correct = drift.measure(make_history(rows), own, torch.arange(6000))
+    torch.testing.assert_close(correct.offset, torch.tensor([1.0, 1.0]))
     now = torch.cat([own[::5].std(0), own[::5].mean(0)])
     assert drift.mean() == pytest.approx(math.sqrt(2) / float(now.norm()))  # Means moved by 1.
 
@@ -149,15 +160,16 @@ def test_a_batch_reads_corrected_rows(own_layers):
             parameter.add_(torch.randn_like(parameter) * 0.3)
     own, halo = batch.n_id[: batch.batch_size], batch.n_id[batch.batch_size :]
     before = [history.emb.clone() for history in model.histories]
+    ages = [history.age + 1.0 for history in model.histories]
+    shares = [min(1.0, float(age[halo].mean() / age[own].mean())) for age in ages]
 
     by_hand = copy.deepcopy(model)
     for layer, history in enumerate(by_hand.histories):
         by_hand(batch)  # Stores this layer's own rows, as the layers before are corrected already.
         new, old = history.emb[own].clone(), before[layer][own]
         scale = (new.std(0) / old.std(0)).where(old.std(0) > 0, torch.ones(())).clamp(0.2, 5)
-        moved = (before[layer][halo] * scale + new.mean(0) - scale * old.mean(0)).add(
-            before[layer][halo]
-        ) / 2
+        whole_way = before[layer][halo] * scale + new.mean(0) - scale * old.mean(0)
+        moved = before[layer][halo] + shares[layer] * (whole_way - before[layer][halo])
         history.emb[halo] = torch.maximum(moved, torch.minimum(new.amin(0), old.amin(0)))
     expected = by_hand(batch)
 
