@@ -450,6 +450,29 @@ class Centred(torch.nn.Module):
         return self.convs[1](x_dict, edge_index_dict)
 
 
+class Changing(Centred):
+    """Changes rows between its layers."""
+
+    def forward(self, x_dict, edge_index_dict):
+        x_dict = self.convs[0](x_dict, edge_index_dict)
+        x_dict = {kind: self.change(x) for kind, x in x_dict.items()}
+        return self.convs[1](x_dict, edge_index_dict)
+
+
+class OfLargeGraphs(Changing):
+    """Does something else on more than a hundred nodes."""
+
+    def change(self, x):
+        return 2 * x if x.size(0) > 100 else x
+
+
+class OfLargeNumbers(Changing):
+    """Divides by a norm of all rows, which small graphs don't reach."""
+
+    def change(self, x):
+        return x / x.norm().clamp(min=40.0)
+
+
 class Cut(torch.nn.Module):
     """Leaves out edges of its own choice."""
 
@@ -495,6 +518,8 @@ class Summed(Normalised):
     ("net", "text"),
     [
         (Centred, "isn't exact on mini-batches: what 'convs.1.* differs from a full batch"),
+        (OfLargeGraphs, "isn't exact on mini-batches: what 'convs.1.* differs from a full batch"),
+        (OfLargeNumbers, "isn't exact on mini-batches: what 'convs.1.* differs from a full batch"),
         (Cut, "'conv' .* is given other edges than those of the graph"),
         (Normalised, "'conv' .* isn't exact on mini-batches: it normalises by the degrees"),
         (lambda _: Wants(), "takes 'pos_dict', but no type of the graph has 'pos'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
@@ -31,9 +32,10 @@ from gas.scalable.hetero.layers import replace_han_convs
 from gas.scalable.hetero.model import HeteroModel
 from gas.scalable.hetero.plan import EDGES, Plan, add_ids, collect_inputs, make_plan, match_inputs
 
-SMALLEST = 23  # Nodes of the first type of the small graph; each further type has two more.
+SMALL, LARGE = (23, 3), (499, 9)
+"""Nodes of the first type of a random graph, each further type having two more, and its parts."""
+MOST_VALUES = 2**22  # Of a type's features.
 DEGREE = 3
-PARTS = 3
 TOLERANCE = 1e-8
 DOUBLE = torch.double
 
@@ -77,17 +79,11 @@ def to_hetero_model(net: Module, data: HeteroData, **options: Any) -> HeteroMode
     inputs = match_inputs(net, data)
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
         with _explain_plain(net, inputs):
-            _initialise(net, _make_small_graph(data, inputs), inputs)
+            _initialise(net, _make_random_graph(data, inputs), inputs)
         torch.default_generator.manual_seed(0)  # The generator of a GPU isn't changed.
-        small = _make_small_graph(data, inputs)
         trial = replace_han_convs(fuse(_perturb_copy(net)))
-        sizes = types_of(small).num_nodes
-        num_parts = min(PARTS, sum(sizes.values()))
-        quick = PartitionOptions(method="random", cache=False, log=False)
-        graph = _cast(cluster_heterogeneous(small, num_parts, quick, check=False), DOUBLE)
-        with _explain_plain(net, inputs):
-            plan, expected, rows = make_plan(trial, add_ids(graph), inputs)
-        is_narrow, norms = _check_on_mini_batches(trial, plan, graph, sizes, expected, rows)
+        plan, is_narrow, norms = _try_on_random_graph(trial, data, inputs, SMALL)
+        _try_on_random_graph(trial, data, inputs, LARGE)  # It may depend on how large one is.
     model = HeteroModel(
         replace_han_convs(fuse(twin(net))), plan, types.num_nodes, is_narrow, **options
     )
@@ -95,10 +91,36 @@ def to_hetero_model(net: Module, data: HeteroData, **options: Any) -> HeteroMode
     return model
 
 
-def _make_small_graph(data: HeteroData, inputs: Mapping[str, str]) -> HeteroData:
-    """Return a small random graph of the same types, with the attributes that are inputs."""
+def _try_on_random_graph(
+    trial: Module, data: HeteroData, inputs: Mapping[str, str], size: tuple[int, int]
+) -> tuple[Plan, bool, frozenset[str]]:
+    """Plan the histories of a module on a random graph, and check it on mini-batches of that.
+
+    Returns:
+        The plan, and what :func:`_check_on_mini_batches` returns.
+    """
+    graph = _make_random_graph(data, inputs, size[0])
+    sizes = types_of(graph).num_nodes
+    num_parts = min(size[1], sum(sizes.values()))
+    quick = PartitionOptions(method="random", cache=False, log=False)
+    graph = _cast(cluster_heterogeneous(graph, num_parts, quick, check=False), DOUBLE)
+    with _explain_plain(trial, inputs):
+        plan, expected, rows = make_plan(trial, add_ids(graph), inputs)
+    return plan, *_check_on_mini_batches(trial, plan, graph, sizes, expected, rows)
+
+
+def _make_random_graph(
+    data: HeteroData, inputs: Mapping[str, str], smallest: int = SMALL[0]
+) -> HeteroData:
+    """Return a random graph of the same types, with the attributes that are inputs."""
     out, types = HeteroData(), types_of(data)
     keys = {key for key in inputs.values() if key not in (EDGES, "num_nodes")}
+    values = [store[key] for store in data.node_stores for key in keys & set(store.keys())]
+    columns = max([1, *(math.prod(v.shape[1:]) for v in values if isinstance(v, Tensor))])
+    most = MOST_VALUES // columns
+    if "n_id" in inputs.values():  # Embedding tables have no more rows.
+        most = min(most, min(types.num_nodes.values()) - 2 * len(types.num_nodes))
+    smallest = min(smallest, max(most, SMALL[0]))
 
     def random_like(value: Tensor, size: int) -> Tensor:
         if not value.size(0):
@@ -110,7 +132,7 @@ def _make_small_graph(data: HeteroData, inputs: Mapping[str, str]) -> HeteroData
         return value[torch.randint(value.size(0), (size,))].cpu()
 
     for number, (kind, most) in enumerate(types.num_nodes.items()):
-        size = SMALLEST + 2 * number
+        size = smallest + 2 * number
         if "n_id" in inputs.values():  # Embedding tables have no more rows.
             size = min(size, most)
         out[kind].num_nodes = size
