@@ -344,7 +344,8 @@ def _size_of(value: Any) -> tuple[int, ...]:
     if isinstance(value, type):
         return ()
     sizes = getattr(value, "sparse_sizes", None)
-    return tuple(getattr(value, "shape", ()) if sizes is None else sizes())
+    found = getattr(value, "shape", ()) if sizes is None else sizes()
+    return tuple(found) if isinstance(found, tuple) else ()  # numpy.shape is a function.
 
 
 class LayerAlone(Module):

@@ -224,6 +224,11 @@ def check_edges(traced: Traced, calls: Sequence[LayerCall], num_dropped: int) ->
             "drop edges of the whole 'edge_index'"
         )
     for user in traced.edges.users:
+        if isinstance(traced.values[user], torch.device):
+            raise ValueError(
+                f"'{user.name}' reads the device of the edges, which models don't have as a list: "
+                "read that of the nodes, x.device"
+            )
         if not any(user is call.node for call in calls):
             raise ValueError(
                 f"'{user.name}' takes the edges, and isn't a message passing layer: what changes "

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as pyg
@@ -216,6 +217,30 @@ def test_statistics_that_come_in_a_tuple_are_refused(statistic, place):
 
     net = Net(**{"between" if place == "training" else place: change}).eval()
     with pytest.raises(ValueError, match="isn't exact on mini-batches|a size that is neither"):
+        gas.to_scalable(net, graph())
+
+
+@pytest.mark.parametrize(
+    ("limit", "is_refused"),
+    [
+        (lambda x: torch.renorm(x, 2, 1, 1e6), True),
+        (lambda x: x.renorm(2, dim=-1, maxnorm=1e6), True),
+        (lambda x: torch.renorm(x, 2, 0, 1.0), False),
+        (lambda x: x.renorm(p=2, dim=-2, maxnorm=1.0), False),
+    ],
+)
+def test_limits_of_columns_that_small_graphs_do_not_reach_are_refused(limit, is_refused):
+    net = Net(between=lambda net, x: limit(x))
+    if not is_refused:
+        check(net, graph())
+        return
+    with pytest.raises(ValueError, match="'renorm' .* it looks at more than one node or edge"):
+        gas.to_scalable(net, graph())
+
+
+def test_functions_of_numpy_do_not_hide_why_a_module_is_refused():
+    net = Net(between=lambda net, x: x[:, np.arange(8)[::-1].copy()])
+    with pytest.raises(ValueError, match="can't be followed"):
         gas.to_scalable(net, graph())
 
 

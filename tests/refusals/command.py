@@ -207,9 +207,7 @@ CASES = {
     "Experiment, a mapped graph in full batch": lambda t: mapped(t, 2, full_batch=True),
     "Experiment, a mapped graph of other parts": lambda t: mapped(t, 3),
     "Experiment, a mapped graph of one part": lambda t: mapped(t, 1),
-    "Experiment, a mapped graph to partition otherwise": lambda t: mapped(
-        t, 2, partition="random"
-    ),
+    "Experiment, a mapped graph to partition otherwise": lambda t: mapped(t, 2, partition="random"),
     "a report, without jinja2": without_jinja2,
     "a report of a number": lambda t: gas.report(3),
     "a report next to a number": lambda t: gas.report(trained(t), 3),

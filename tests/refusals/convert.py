@@ -1061,6 +1061,9 @@ CASES = {
     "edges outside of layers": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index) * edge_index.size(0)
     ),
+    "the device of edges": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index).to(edge_index.device)
+    ),
     "a norm of the whole graph": lambda t: convert(
         lambda net, x, edge_index: net.norm(net.conv(x, edge_index)), norm=pyg.PairNorm()
     ),
