@@ -12,109 +12,73 @@ from types import ModuleType
 from typing import Any
 from warnings import warn
 
+# Names by their old and their new place: old=new, or one that only moved.
+_BY_PLACE = {
+    ("gas", "gas.training"): "compute_micro_f1",
+    ("gas", "gas"): "dropout=drop_edges encode=quantize",
+    ("gas", "gas.datasets"): "gen_masks",
+    ("gas", "gas.contrib.simulation"): "simulate",
+    ("gas.augment", "gas.contrib.rules"): "Rule RuleOversampling",
+    ("gas.datasets", "gas.datasets"): "planted_to_disk=write_planted_partition",
+    ("gas.graph", "gas.graph"): (
+        "as_one=to_homogeneous_edges by_row=sort_by_row changed_rows=find_changed_rows "
+        "cluster_typed=cluster_heterogeneous copy_of=clone_unless_learnable "
+        "every_entry=find_entries graph_before=find_original_graph "
+        "in_first_order=to_original_order is_edge_row=is_row is_node_row=is_row "
+        "is_one_of=has_row_per_node joined=are_linked name_of=edge_type_name "
+        "no_values=implicit_ones only_writer=lock_folder opened=open_if_path read_rows=read_csr "
+        "rearranged=select_rows rows_of=entry_rows utf8=encode_utf8 with_entries=insert_entries "
+        "without_entries=remove_entries check_entering=check_data_features "
+        "checked_adjacency=adjacency_from_csr dense=to_dense mapped_rows=get_mapped_rows "
+        "nodes_and_edges=count_nodes_and_edges without_edges=remove_edges "
+        "without_links=remove_links"
+    ),
+    ("gas.growing", "gas.contrib.dynamic"): "GrowingGraph=DynamicGraph",
+    ("gas.history", "gas.history"): (
+        "MODES=IO_MODES NAMES=CODEC_NAMES TAKERS=ROWS_HINT begin_alike=cache_row_starts "
+        "decoded=dequantize encode=quantize measure=measure_staleness"
+    ),
+    ("gas.history", "gas.native"): "has_idle_cores share_cores",
+    ("gas.io", "gas.native.memory"): "DISK_FULL",
+    ("gas.io", "gas.native"): "explain_full_disk free_disk replacing=replace_file",
+    ("gas.io", "gas.graph.folder.npy"): (
+        "Array GrowingArray array_of check_inside map_array map_private tensor_of write_array"
+    ),
+    ("gas.loader", "gas.loader"): (
+        "loaded_tensors=tensors_in_memory stored_attributes=raw_attributes"
+    ),
+    ("gas.native", "gas.native.mixture"): "Mixture",
+    ("gas.native", "gas.native.transfer"): "decode_torch encode_torch",
+    ("gas.native", "gas.native"): (
+        "kept_entries=find_kept_entries padded=padded_sizes pinned_zeros=allocate_pinned "
+        "rises=is_valid_rowptr sorted_rows=has_sorted_rows undirected=symmetrize_edges"
+    ),
+    ("gas.nn", "gas.scalable.one_batch"): "Masks forget_masks prepare_layers show_embeddings",
+    ("gas.training", "gas.contrib.simulation"): (
+        "Machine PartitionStatistics Simulation partition_statistics simulate"
+    ),
+    ("gas.scalable", "gas.scalable"): (
+        "ChosenNodes=NodePredictor expect=read_ahead left_alone=preserve_state "
+        "made_exact=mark_exact named_arguments=collect_kwargs state_of=state_fingerprint "
+        "to_typed=to_hetero_model"
+    ),
+    ("gas.scalable.hetero", "gas.scalable.hetero"): "to_typed=to_hetero_model",
+    ("gas.chosen", "gas.scalable"): "ChosenNodes=NodePredictor",
+    ("gas.hetero", "gas.scalable.hetero"): "to_typed=to_hetero_model",
+    ("gas.training", "gas.training"): (
+        "Predicted=Predictions diverged=divergence_error give_back_freed=release_freed_memory "
+        "keep_little_freed=limit_freed_memory known_targets=known_target_mask "
+        "name_not_finite=find_nonfinite_tensor twin_with_histories=clone_with_histories"
+    ),
+    ("gas.training.freed", "gas.training"): (
+        "give_back_freed=release_freed_memory keep_little_freed=limit_freed_memory"
+    ),
+    ("gas.training", "gas.cli"): "Checkpoints Experiment MODELS Settings",
+}
 _NAMES = {
-    "gas.compute_micro_f1": "gas.training.compute_micro_f1",
-    "gas.dropout": "gas.drop_edges",
-    "gas.encode": "gas.quantize",
-    "gas.gen_masks": "gas.datasets.gen_masks",
-    "gas.simulate": "gas.contrib.simulation.simulate",
-    "gas.augment.Rule": "gas.contrib.rules.Rule",
-    "gas.augment.RuleOversampling": "gas.contrib.rules.RuleOversampling",
-    "gas.datasets.planted_to_disk": "gas.datasets.write_planted_partition",
-    "gas.graph.as_one": "gas.graph.to_homogeneous_edges",
-    "gas.graph.by_row": "gas.graph.sort_by_row",
-    "gas.graph.changed_rows": "gas.graph.find_changed_rows",
-    "gas.graph.cluster_typed": "gas.graph.cluster_heterogeneous",
-    "gas.graph.copy_of": "gas.graph.clone_unless_learnable",
-    "gas.graph.every_entry": "gas.graph.find_entries",
-    "gas.graph.graph_before": "gas.graph.find_original_graph",
-    "gas.graph.in_first_order": "gas.graph.to_original_order",
-    "gas.graph.is_edge_row": "gas.graph.is_row",
-    "gas.graph.is_node_row": "gas.graph.is_row",
-    "gas.graph.is_one_of": "gas.graph.has_row_per_node",
-    "gas.graph.joined": "gas.graph.are_linked",
-    "gas.graph.name_of": "gas.graph.edge_type_name",
-    "gas.graph.no_values": "gas.graph.implicit_ones",
-    "gas.graph.only_writer": "gas.graph.lock_folder",
-    "gas.graph.opened": "gas.graph.open_if_path",
-    "gas.graph.read_rows": "gas.graph.read_csr",
-    "gas.graph.rearranged": "gas.graph.select_rows",
-    "gas.graph.rows_of": "gas.graph.entry_rows",
-    "gas.graph.utf8": "gas.graph.encode_utf8",
-    "gas.graph.with_entries": "gas.graph.insert_entries",
-    "gas.graph.without_entries": "gas.graph.remove_entries",
-    "gas.graph.check_entering": "gas.graph.check_data_features",
-    "gas.graph.checked_adjacency": "gas.graph.adjacency_from_csr",
-    "gas.graph.dense": "gas.graph.to_dense",
-    "gas.graph.mapped_rows": "gas.graph.get_mapped_rows",
-    "gas.graph.nodes_and_edges": "gas.graph.count_nodes_and_edges",
-    "gas.graph.without_edges": "gas.graph.remove_edges",
-    "gas.graph.without_links": "gas.graph.remove_links",
-    "gas.growing.GrowingGraph": "gas.contrib.dynamic.DynamicGraph",
-    "gas.history.MODES": "gas.history.IO_MODES",
-    "gas.history.NAMES": "gas.history.CODEC_NAMES",
-    "gas.history.TAKERS": "gas.history.ROWS_HINT",
-    "gas.history.begin_alike": "gas.history.cache_row_starts",
-    "gas.history.decoded": "gas.history.dequantize",
-    "gas.history.encode": "gas.history.quantize",
-    "gas.history.has_idle_cores": "gas.native.has_idle_cores",
-    "gas.history.measure": "gas.history.measure_staleness",
-    "gas.history.share_cores": "gas.native.share_cores",
-    "gas.io.DISK_FULL": "gas.native.memory.DISK_FULL",
-    "gas.io.explain_full_disk": "gas.native.explain_full_disk",
-    "gas.io.free_disk": "gas.native.free_disk",
-    "gas.io.Array": "gas.graph.folder.npy.Array",
-    "gas.io.GrowingArray": "gas.graph.folder.npy.GrowingArray",
-    "gas.io.array_of": "gas.graph.folder.npy.array_of",
-    "gas.io.check_inside": "gas.graph.folder.npy.check_inside",
-    "gas.io.map_array": "gas.graph.folder.npy.map_array",
-    "gas.io.map_private": "gas.graph.folder.npy.map_private",
-    "gas.io.tensor_of": "gas.graph.folder.npy.tensor_of",
-    "gas.io.write_array": "gas.graph.folder.npy.write_array",
-    "gas.io.replacing": "gas.native.replace_file",
-    "gas.loader.loaded_tensors": "gas.loader.tensors_in_memory",
-    "gas.loader.stored_attributes": "gas.loader.raw_attributes",
-    "gas.native.Mixture": "gas.native.mixture.Mixture",
-    "gas.native.decode_torch": "gas.native.transfer.decode_torch",
-    "gas.native.encode_torch": "gas.native.transfer.encode_torch",
-    "gas.native.kept_entries": "gas.native.find_kept_entries",
-    "gas.native.padded": "gas.native.padded_sizes",
-    "gas.native.pinned_zeros": "gas.native.allocate_pinned",
-    "gas.native.rises": "gas.native.is_valid_rowptr",
-    "gas.native.sorted_rows": "gas.native.has_sorted_rows",
-    "gas.native.undirected": "gas.native.symmetrize_edges",
-    "gas.nn.Masks": "gas.scalable.one_batch.Masks",
-    "gas.nn.forget_masks": "gas.scalable.one_batch.forget_masks",
-    "gas.nn.prepare_layers": "gas.scalable.one_batch.prepare_layers",
-    "gas.nn.show_embeddings": "gas.scalable.one_batch.show_embeddings",
-    "gas.training.Machine": "gas.contrib.simulation.Machine",
-    "gas.training.PartitionStatistics": "gas.contrib.simulation.PartitionStatistics",
-    "gas.training.Simulation": "gas.contrib.simulation.Simulation",
-    "gas.training.partition_statistics": "gas.contrib.simulation.partition_statistics",
-    "gas.scalable.ChosenNodes": "gas.scalable.NodePredictor",
-    "gas.scalable.expect": "gas.scalable.read_ahead",
-    "gas.scalable.left_alone": "gas.scalable.preserve_state",
-    "gas.scalable.made_exact": "gas.scalable.mark_exact",
-    "gas.scalable.named_arguments": "gas.scalable.collect_kwargs",
-    "gas.scalable.state_of": "gas.scalable.state_fingerprint",
-    "gas.scalable.to_typed": "gas.scalable.to_hetero_model",
-    "gas.scalable.hetero.to_typed": "gas.scalable.hetero.to_hetero_model",
-    "gas.chosen.ChosenNodes": "gas.scalable.NodePredictor",
-    "gas.hetero.to_typed": "gas.scalable.hetero.to_hetero_model",
-    "gas.training.Predicted": "gas.training.Predictions",
-    "gas.training.diverged": "gas.training.divergence_error",
-    "gas.training.give_back_freed": "gas.training.release_freed_memory",
-    "gas.training.keep_little_freed": "gas.training.limit_freed_memory",
-    "gas.training.known_targets": "gas.training.known_target_mask",
-    "gas.training.name_not_finite": "gas.training.find_nonfinite_tensor",
-    "gas.training.twin_with_histories": "gas.training.clone_with_histories",
-    "gas.training.freed.give_back_freed": "gas.training.release_freed_memory",
-    "gas.training.freed.keep_little_freed": "gas.training.limit_freed_memory",
-    "gas.training.simulate": "gas.contrib.simulation.simulate",
-    "gas.training.Checkpoints": "gas.cli.Checkpoints",
-    "gas.training.Experiment": "gas.cli.Experiment",
-    "gas.training.MODELS": "gas.cli.MODELS",
-    "gas.training.Settings": "gas.cli.Settings",
+    f"{old_place}.{old}": f"{new_place}.{new or old}"
+    for (old_place, new_place), names in _BY_PLACE.items()
+    for old, _, new in (name.partition("=") for name in names.split())
 }
 _MODULES = {
     "gas.growing": "gas.contrib.dynamic",

@@ -6,12 +6,11 @@
 
 #include "check.h"
 #include "common/random.h"
+#include "gradients.h"
 #include "hub_graph.h"
 #include "graph/transpose.h"
 
 namespace {
-
-using Numbers = std::vector<double>;
 
 struct Case {
   int64_t rows, cols;
@@ -19,12 +18,6 @@ struct Case {
   std::vector<int32_t> rowptr{0}, col;
   Numbers source, target, att;
 };
-
-Numbers numbers(int64_t n, std::mt19937& random) {
-  Numbers x(n);
-  for (double& v : x) v = static_cast<double>(random()) / 2147483648.0 - 1.0;
-  return x;
-}
 
 Case make(int64_t rows, int64_t heads, int64_t width, double p, bool hubs, std::mt19937& random) {
   const gas::Attention how(heads, width, 0.2, static_cast<uint64_t>(p * 4294967296.0),
@@ -71,17 +64,6 @@ Numbers expected(const Case& c) {
   return out;
 }
 
-double loss(const Case& c, const Numbers& grad) {
-  const Numbers out = expected(c);
-  double sum = 0;
-  for (size_t i = 0; i < out.size(); ++i) sum += out[i] * grad[i];
-  return sum;
-}
-
-bool near(double a, double b, double tolerance) {
-  return std::abs(a - b) <= tolerance * (1 + std::abs(b));
-}
-
 template <typename T>
 struct Result {
   std::vector<T> out, source, target, att;
@@ -112,20 +94,10 @@ void test(int64_t rows, int64_t heads, int64_t width, double p, std::mt19937& ra
   const Numbers grad = numbers(rows * heads * width, random), wanted = expected(c);
   const auto exact = run<double>(c, grad, 1);
   for (size_t i = 0; i < wanted.size(); ++i) CHECK(near(exact.out[i], wanted[i], 1e-12));
-  // By differences of the definition.
-  for (auto [values, found] :
-       {std::pair{&c.source, &exact.source}, std::pair{&c.target, &exact.target},
-        std::pair{&c.att, &exact.att}}) {
-    for (size_t i = 0; i < values->size(); i += 1 + values->size() / 20) {
-      const double before = (*values)[i], step = 1e-6;
-      (*values)[i] = before + step;
-      const double above = loss(c, grad);
-      (*values)[i] = before - step;
-      const double below = loss(c, grad);
-      (*values)[i] = before;
-      CHECK(near((*found)[i], (above - below) / (2 * step), 1e-5));
-    }
-  }
+  check_gradients(
+      c, grad,
+      {{&c.source, &exact.source}, {&c.target, &exact.target}, {&c.att, &exact.att}}, 20, 1e-6,
+      1e-5);
   const auto one = run<float>(c, grad, 1), three = run<float>(c, grad, 3);
   for (size_t i = 0; i < wanted.size(); ++i) CHECK(near(one.out[i], wanted[i], 1e-4));
   CHECK(one.out == three.out && one.source == three.source);  // Whatever the number of threads.

@@ -5,13 +5,13 @@
 #include <vector>
 
 #include "check.h"
+#include "gradients.h"
 #include "hub_graph.h"
 #include "graph/transpose.h"
 
 namespace {
 
 using gas::Activation;
-using Numbers = std::vector<double>;
 
 struct Case {
   int64_t rows, cols;
@@ -20,12 +20,6 @@ struct Case {
   Numbers target, source;
 };
 
-Numbers numbers(int64_t n, std::mt19937& random) {
-  Numbers x(n);
-  for (double& v : x) v = static_cast<double>(random()) / 1073741824.0 - 2.0;
-  return x;
-}
-
 Case make(int64_t rows, gas::EdgeConv how, bool hubs, std::mt19937& random) {
   Case c{rows, rows + 5, how, {0}, {}, {}, {}};
   for (int64_t r = 0; r < rows; ++r) {
@@ -33,8 +27,8 @@ Case make(int64_t rows, gas::EdgeConv how, bool hubs, std::mt19937& random) {
     for (int64_t e = 0; e < degree; ++e) c.col.push_back(column_of(hubs, c.cols, random));
     c.rowptr.push_back(static_cast<int32_t>(c.col.size()));
   }
-  c.target = numbers(c.rows * how.width, random);
-  c.source = numbers(c.cols * how.width, random);
+  c.target = numbers(c.rows * how.width, random, 2);
+  c.source = numbers(c.cols * how.width, random, 2);
   return c;
 }
 
@@ -65,17 +59,6 @@ Numbers expected(const Case& c) {
     }
   }
   return out;
-}
-
-double loss(const Case& c, const Numbers& grad) {
-  const Numbers out = expected(c);
-  double sum = 0;
-  for (size_t i = 0; i < out.size(); ++i) sum += out[i] * grad[i];
-  return sum;
-}
-
-bool near(double a, double b, double tolerance) {
-  return std::abs(a - b) <= tolerance * (1 + std::abs(b));
 }
 
 template <typename T>
@@ -114,23 +97,13 @@ Result<T> run(const Case& c, const Numbers& grad, int threads) {
 
 void test(int64_t rows, gas::EdgeConv how, std::mt19937& random, bool hubs = false) {
   Case c = make(rows, how, hubs, random);
-  const Numbers grad = numbers(rows * how.width, random), wanted = expected(c);
+  const Numbers grad = numbers(rows * how.width, random, 2), wanted = expected(c);
   const double rounding = hubs ? 100 : 1;  // Sums of thousands of numbers.
   const auto exact = run<double>(c, grad, 1);
   for (size_t i = 0; i < wanted.size(); ++i) CHECK(near(exact.out[i], wanted[i], 1e-12));
-  // By differences of the definition.
-  for (auto [values, found] :
-       {std::pair{&c.target, &exact.grad_target}, std::pair{&c.source, &exact.grad_source}}) {
-    for (size_t i = 0; i < values->size(); i += 1 + values->size() / 20) {
-      const double before = (*values)[i], step = 1e-6;
-      (*values)[i] = before + step;
-      const double above = loss(c, grad);
-      (*values)[i] = before - step;
-      const double below = loss(c, grad);
-      (*values)[i] = before;
-      CHECK(near((*found)[i], (above - below) / (2 * step), 1e-5 * rounding));
-    }
-  }
+  check_gradients(c, grad,
+                  {{&c.target, &exact.grad_target}, {&c.source, &exact.grad_source}}, 20, 1e-6,
+                  1e-5 * rounding);
   const auto one = run<float>(c, grad, 1), three = run<float>(c, grad, 3);
   for (size_t i = 0; i < wanted.size(); ++i) CHECK(near(one.out[i], wanted[i], 1e-5 * rounding));
   CHECK(one.out == three.out && one.grad_target == three.grad_target);

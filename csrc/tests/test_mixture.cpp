@@ -5,12 +5,11 @@
 #include <vector>
 
 #include "check.h"
+#include "gradients.h"
 #include "hub_graph.h"
 #include "graph/transpose.h"
 
 namespace {
-
-using Numbers = std::vector<double>;
 
 struct Case {
   int64_t rows, cols, kernels, dims, width;
@@ -18,12 +17,6 @@ struct Case {
   std::vector<int32_t> rowptr{0}, col;
   Numbers x, pseudo, mu, sigma;  // x: [cols, kernels, width]
 };
-
-Numbers numbers(int64_t n, std::mt19937& random) {
-  Numbers x(n);
-  for (double& v : x) v = static_cast<double>(random()) / 2147483648.0 - 1.0;
-  return x;
-}
 
 Case make(int64_t rows, int64_t kernels, int64_t dims, int64_t width, bool mean, bool hubs,
           std::mt19937& random) {
@@ -62,17 +55,6 @@ Numbers expected(const Case& c) {
     }
   }
   return out;
-}
-
-double loss(const Case& c, const Numbers& grad) {
-  const Numbers out = expected(c);
-  double sum = 0;
-  for (size_t i = 0; i < out.size(); ++i) sum += out[i] * grad[i];
-  return sum;
-}
-
-bool near(double a, double b, double tolerance) {
-  return std::abs(a - b) <= tolerance * (1 + std::abs(b));
 }
 
 template <typename T>
@@ -117,19 +99,12 @@ void test(int64_t rows, int64_t kernels, int64_t dims, int64_t width, bool mean,
   const Numbers grad = numbers(rows * width, random), wanted = expected(c);
   const auto exact = run<double>(c, grad, 1);
   for (size_t i = 0; i < wanted.size(); ++i) CHECK(near(exact.out[i], wanted[i], 1e-12));
-  // By differences of the definition.
-  for (auto [values, found] : {std::pair{&c.x, &exact.x}, std::pair{&c.pseudo, &exact.pseudo},
-                               std::pair{&c.mu, &exact.mu}, std::pair{&c.sigma, &exact.sigma}}) {
-    for (size_t i = 0; i < values->size(); i += 1 + values->size() / 10) {
-      const double before = (*values)[i], step = 1e-5;
-      (*values)[i] = before + step;
-      const double above = loss(c, grad);
-      (*values)[i] = before - step;
-      const double below = loss(c, grad);
-      (*values)[i] = before;
-      CHECK(near((*found)[i], (above - below) / (2 * step), 1e-5));
-    }
-  }
+  check_gradients(c, grad,
+                  {{&c.x, &exact.x},
+                   {&c.pseudo, &exact.pseudo},
+                   {&c.mu, &exact.mu},
+                   {&c.sigma, &exact.sigma}},
+                  10, 1e-5, 1e-5);
   const auto one = run<float>(c, grad, 1), three = run<float>(c, grad, 3);
   for (size_t i = 0; i < wanted.size(); ++i) CHECK(near(one.out[i], wanted[i], 1e-4));
   CHECK(one.out == three.out && one.x == three.x);  // Whatever the number of threads.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gas.native import human, replace_file
+from gas.native import bytes_in_proc, human, replace_file
 from gas.training import Run
 
 try:
@@ -36,12 +36,8 @@ def peak_rss_bytes() -> float:
 
     NaN where the system doesn't report it.
     """
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    if (counted := bytes_in_proc("/proc/self/status", "VmHWM")) is not None:
+        return counted
     peak = math.nan if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if platform.system() == "Darwin" else peak * 1024
 
@@ -49,13 +45,9 @@ def peak_rss_bytes() -> float:
 def machine() -> dict[str, Any]:
     """Describe the machine, for tables of results."""
     name = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.split(":", 1)[1].strip()
-                break
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), name)
     return {
         "cpu": name,
         "cores": os.cpu_count(),

@@ -237,20 +237,8 @@ class _Dictionary(dict[str, Any]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())  # So that dict(...) and ** call __getitem__.
 
-    def items(self) -> Any:
-        """Return names and values."""
-        return [(key, self[key]) for key in self]
-
-    def values(self) -> Any:
-        """Return the values."""
-        return [self[key] for key in self]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a value, or a default."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
+    # Those of a mapping call __getitem__.
+    get, items, values = Mapping.get, Mapping.items, Mapping.values  # type: ignore[assignment]
 
 
 class Attribute(str):

@@ -62,8 +62,9 @@ class EdgeValues:
         self._kept_sizes = {tuple(edges for _, edges in self.counts)}
         for node in self.inside:
             inputs = node.all_input_nodes
-            if keeps_selections and self.moved.isdisjoint(inputs) and node in found:
-                self._keep_selection(node)
+            is_kept = keeps_selections and self.moved.isdisjoint(inputs) and node in found
+            if is_kept and is_selection(node, self.records[0]):
+                self._kept_sizes.update(self._sizes(node))
             if node in found and (
                 node.target is gcn_norm
                 or not self._is_like_edges(node)
@@ -123,10 +124,6 @@ class EdgeValues:
         """Return whether a value may be a list of edges."""
         size = self.counts[0][0]
         return is_edge_list(value) and bool(((value >= 0) & (value < size)).all())
-
-    def _keep_selection(self, node: Node) -> None:
-        if is_selection(node, self.records[0]):
-            self._kept_sizes.update(self._sizes(node))
 
     def _is_selected(self, node: Node) -> bool:
         """Return whether a value has rows of selected edges, which stay with the module."""

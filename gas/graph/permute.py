@@ -153,6 +153,13 @@ def _look_up(new_id: Tensor, ids: Tensor, in_place: bool) -> Tensor:
     return ids
 
 
+def invert(perm: Tensor) -> Tensor:
+    """Return the new id of every node, given the old id of every new one."""
+    new_id = torch.empty_like(perm)
+    new_id[perm] = torch.arange(perm.numel())
+    return new_id
+
+
 def renumber_ids(key: str, ids: Tensor, new_id: Tensor) -> Tensor:
     """Return the new ids of the nodes in a list."""
     ids = ids.long()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import ItemsView, Iterator, ValuesView
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
 import torch
@@ -127,12 +127,7 @@ class LazyAttributes(dict[str, Any]):
             value = self[key] = value.read()
         return value
 
-    def get(self, key: str, default: Any = None) -> Any:
-        """See :meth:`dict.get`."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
+    get = Mapping.get  # type: ignore[assignment]  # It calls __getitem__.
 
     def pop(self, key: str, *default: Any) -> Any:
         """See :meth:`dict.pop`."""

@@ -80,6 +80,7 @@ from gas.native.matrix import TYPES, Matrix, find_starts, transpose
 from gas.native.memory import (
     PeakMemory,
     allocate_pinned,
+    bytes_in_proc,
     bytes_of,
     explain_full_disk,
     free_disk,

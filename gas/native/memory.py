@@ -91,13 +91,13 @@ def free_memory(device: torch.device | None = None) -> int:
     """
     if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    free = [_bytes_in_proc("/proc/meminfo", "MemAvailable")]
+    free = [bytes_in_proc("/proc/meminfo", "MemAvailable")]
     free += _free_in_groups()
     if resource is not None:
         for kind, counted in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
             allowed = resource.getrlimit(kind)[0]
             if allowed != resource.RLIM_INFINITY:
-                free.append(allowed - (_bytes_in_proc("/proc/self/status", counted) or 0))
+                free.append(allowed - (bytes_in_proc("/proc/self/status", counted) or 0))
     return max(0, min((f for f in free if f is not None), default=2**63))
 
 
@@ -127,7 +127,7 @@ def explain_full_disk(path: str | Path, text: Callable[[int], str]) -> Iterator[
 
 def resident_bytes() -> int:
     """Return the bytes of this process in memory now; 0 if the system doesn't report them."""
-    return _bytes_in_proc("/proc/self/status", "VmRSS") or 0
+    return bytes_in_proc("/proc/self/status", "VmRSS") or 0
 
 
 def resident_kinds() -> tuple[float, float]:
@@ -183,13 +183,12 @@ class PeakMemory:
         self.own, self.mapped = max(self.own, own), max(self.mapped, mapped)
 
 
-def _bytes_in_proc(file: str, field: str) -> int | None:
+def bytes_in_proc(file: str, field: str) -> int | None:
     """Return a field of a file like ``/proc/meminfo``, in bytes; ``None`` without it."""
-    if not Path(file).exists():
-        return None
-    for line in Path(file).read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
+    with contextlib.suppress(OSError):
+        for line in Path(file).read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
     return None
 
 

@@ -168,7 +168,7 @@ class ScalableGNN(FormerNames, BatchModel):
         with contextlib.ExitStack() as stack:  # An error in one of them doesn't skip the others.
             stack.callback(super().close)
             if self.ranks is not None:
-                stack.callback(self.ranks.close)
+                stack.callback(self.ranks.group.close)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes without those that belong to this model alone."""

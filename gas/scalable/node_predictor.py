@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph import MAPPED, PARTS, PERM, Ids, to_original_order, version
+from gas.graph import MAPPED, PARTS, PERM, Ids, invert, to_original_order, version
 from gas.loader import SubgraphLoader, unwrap_loader
 from gas.native import check_range, share_cores, warn
 from gas.scalable.base import preserve_modes
@@ -32,9 +32,7 @@ class NodePredictor:
 
     def __init__(self, loader: SubgraphLoader) -> None:
         self.loader = loader
-        perm = loader.data[PERM]
-        self.row_of = torch.empty_like(perm)
-        self.row_of[perm] = torch.arange(perm.numel())
+        self.row_of = invert(loader.data[PERM])
         self._ids: tuple[Any, Ids] | None = None  # The graph's node_id, and an index of it.
 
     def find_nodes(self, ids: Any) -> Tensor:

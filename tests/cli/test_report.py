@@ -98,10 +98,10 @@ def test_peak_memory():
 
 
 @pytest.mark.parametrize(("system", "expected"), [("Linux", 7 * 1024), ("Darwin", 7)])
-def test_peak_memory_of_a_system_without_proc(tmp_path, monkeypatch, system, expected):
+def test_peak_memory_of_a_system_without_proc(monkeypatch, system, expected):
     """``getrusage`` reports bytes on macOS, and KiB elsewhere."""
     usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda _: SimpleNamespace(ru_maxrss=7))
-    monkeypatch.setattr(report, "Path", lambda _: tmp_path / "none")
+    monkeypatch.setattr(report, "bytes_in_proc", lambda *_: None)
     monkeypatch.setattr(report, "resource", usage)
     monkeypatch.setattr(platform, "system", lambda: system)
     assert report.peak_rss_bytes() == expected

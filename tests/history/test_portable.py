@@ -72,7 +72,7 @@ def test_without_locks_disks_are_refused(monkeypatch, tmp_path):
 
 
 def test_memory_that_nobody_tells(monkeypatch):
-    monkeypatch.setattr(memory, "_bytes_in_proc", lambda file, field: None)
+    monkeypatch.setattr(memory, "bytes_in_proc", lambda file, field: None)
     monkeypatch.setattr(memory, "CGROUPS", {})
     monkeypatch.setattr(memory, "resource", None)
     assert memory.free_memory() == 2**63
@@ -101,9 +101,9 @@ def test_reports(monkeypatch):
     monkeypatch.setattr(report, "resource", None)
     monkeypatch.setattr(report, "Path", lambda file: open("/nowhere"))  # noqa: SIM115
     monkeypatch.delattr(os, "sysconf")
+    monkeypatch.setattr(memory, "Path", lambda file: open("/nowhere"))  # noqa: SIM115
     report.reset_peak_rss()
     assert math.isnan(report.peak_rss_bytes())
-    monkeypatch.setattr(memory, "Path", lambda file: open("/nowhere"))  # noqa: SIM115
     with memory.PeakMemory() as peak:
         pass
     assert math.isnan(peak.own)

@@ -11,7 +11,7 @@ import stat
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -152,6 +152,11 @@ def array_of(tensor: Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
+def _write_header(stream: BinaryIO, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    fields = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(stream, fields)
+
+
 class GrowingArray:
     """An ``.npy`` file to which rows are appended; their number is written by :meth:`close`.
 
@@ -164,13 +169,8 @@ class GrowingArray:
     def __init__(self, path: Path, dtype: np.dtype, width: tuple[int, ...] = ()) -> None:
         self._stream = path.open("xb")
         self._dtype, self._width, self.num_rows = dtype, width, 0
-        self._write_header()
+        _write_header(self._stream, self._dtype, (0, *width))
         self._start = self._stream.tell()
-
-    def _write_header(self) -> None:
-        shape = (self.num_rows, *self._width)
-        fields = {"descr": npy.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
-        npy.write_array_header_1_0(self._stream, fields)
 
     def append(self, rows: np.ndarray) -> None:
         """Append rows."""
@@ -180,7 +180,7 @@ class GrowingArray:
     def close(self) -> None:
         """Write the number of rows into the header, durably."""
         self._stream.seek(0)
-        self._write_header()
+        _write_header(self._stream, self._dtype, (self.num_rows, *self._width))
         assert self._stream.tell() == self._start, "the header has grown"
         flush_to_disk(self._stream)
         self._stream.close()
@@ -196,8 +196,7 @@ def write_array(path: Path, array: Array, blocks: Iterable[np.ndarray]) -> None:
     """
     wanted = array.numpy_dtype
     with path.open("xb") as stream:
-        fields = {"descr": npy.dtype_to_descr(wanted), "fortran_order": False, "shape": array.shape}
-        npy.write_array_header_1_0(stream, fields)
+        _write_header(stream, wanted, array.shape)
         start = stream.tell()
         for block in blocks:
             stream.write(np.ascontiguousarray(block, wanted).reshape(-1).view(np.uint8).data)

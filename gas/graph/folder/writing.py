@@ -31,7 +31,7 @@ from gas.graph.folder.description import (
 )
 from gas.graph.folder.new import NewFolder
 from gas.graph.folder.npy import array_of
-from gas.graph.permute import renumber_ids
+from gas.graph.permute import invert, renumber_ids
 from gas.history import Encoded
 from gas.native import MOST_INT32, csr_parts, gather_sparse_rows, human, is_sparse
 
@@ -109,8 +109,7 @@ class GraphWriter:
         }
         said = self._said._replace(arrays=arrays)
         self._folder.begin((array.file for _, array in said.files()), said.nbytes)
-        new_id = torch.empty_like(perm)
-        new_id[perm] = torch.arange(perm.numel())
+        new_id = invert(perm)
         e_id = self._write_edges(said, new_id)
         for key, array in arrays.items():
             if key in found:

@@ -187,10 +187,6 @@ class ModelRanks:
         if self.exchange is not None:
             self.exchange.take_in()
 
-    def close(self) -> None:
-        """Close the connections."""
-        self.group.close()
-
     @property
     def has_labels(self) -> bool:
         """Return whether the last step has labels on any rank."""
