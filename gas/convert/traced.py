@@ -208,10 +208,16 @@ class Traced:
                     f"{self._describe(node)} returns another number of tensors for another number "
                     "of nodes or edges, and mini-batches have others: keep the rows in one tensor"
                 )
-            changing = [found for found in zip(*per_graph, strict=True) if len(set(found)) > 1]
             taken = {self.kinds[argument] for argument in node.all_input_nodes} - {OTHER}
             if taken and taken <= {EDGES, SELECTED} and is_selection(node, self.values):
-                known |= dict.fromkeys((size for size in changing if size not in known), SELECTED)
+                before = {n for each in node.all_input_nodes for n in sizes(self.values[each])}
+                # As many edges may be selected of each graph.
+                new = [size for size in zip(*per_graph, strict=True) if size[0] not in before]
+                known |= dict.fromkeys((size for size in new if size not in known), SELECTED)
+            changing = [
+                found for found in zip(*per_graph, strict=True)
+                if len(set(found)) > 1 or found in known
+            ]  # fmt: skip
             found = {known.get(size, OTHER) for size in changing}
             if len(found) > 1 or OTHER in found:
                 value, name = self.values[node], str(node.target)

@@ -9,6 +9,7 @@ import torch_geometric.nn as pyg
 from comparisons import check, check_gradients, of_x
 from conftest import random_graph
 from torch import nn
+from torch_geometric.data import Data
 
 import gas
 
@@ -86,6 +87,14 @@ def test_signed_graphs(num_layers):
     assert graph.num_edges == data.pos_edge_index.size(1) + data.neg_edge_index.size(1)
     check_gradients(net, data, signed)
     check(pyg.SignedConv(5, 8, True), data, signed)
+
+
+@pytest.mark.parametrize("num_edges", [(360, 360), (500, 200)])
+def test_as_many_edges_of_a_list_in_two_small_graphs_are_no_constant(num_edges):
+    """The module is tried on two graphs, which may have as many edges of a list by chance."""
+    lists = zip(("pos_edge_index", "neg_edge_index"), num_edges, strict=True)
+    data = Data(x=torch.rand(160, 5), **{k: torch.randint(160, (2, n)) for k, n in lists})
+    check(pyg.SignedGCN(5, 8, 2), data, signed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
