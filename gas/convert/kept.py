@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import Node, Proxy
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
+from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import SparseTensor
 
 from gas.convert.changes import given_parameters, with_noise
@@ -211,6 +212,11 @@ def memory_error(net: Module, name: str, value: Any) -> ValueError:
     if prefix and ":" not in name:
         where = f"'{prefix}' ({where})"
     cure = BY_TIME
+    if ":" not in name and isinstance(net.get_submodule(prefix), MessagePassing):
+        cure = (
+            "leave out what reads it after the call, such as get_attention_loss() of SuperGATConv; "
+            f"or, if it is a state, {BY_TIME}"
+        )
     if isinstance(value, int | float) or (isinstance(value, Tensor) and value.dim() < 2):
         cure = "register it as a buffer, and change it in place in the training loop"
     return ValueError(

@@ -252,7 +252,10 @@ def record_checked(
         raise MismatchError(name)
     for number, values in zip(NUMBERS, trained, strict=False):
         if not is_close(outputs.values(traced.run(number)), values):
-            cure = "it mustn't change tensors that are read elsewhere; compute new ones"
+            cure = (
+                "it mustn't change tensors that are read elsewhere, nor leave nodes out at random: "
+                "compute new ones, and leave edges out, by dropout_edge"
+            )
             drawn = find_draws(True)
             cure = RANDOM if drawn == UNKNOWN else cure
             if not IN_ORDER.isdisjoint(drawn.split(", ")):
@@ -282,7 +285,9 @@ class MismatchError(ValueError):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"{name} returns other values than its layers do, called one by one: it must not "
-            "change views of tensors in place, nor take means or extremes over a matrix of edges "
-            "that are there twice, nor read an attribute of the edges beside two lists of them, "
-            "such as edge_index and edge_index.flip(0): give the second a copy under another name"
+            "change views of tensors in place, keep statistics by F.batch_norm (take BatchNorm1d), "
+            "normalise messages by BatchNorm, ask for torch.is_grad_enabled(), replace weights for "
+            "a call, take means or extremes over a matrix of edges that are there twice, nor read "
+            "an attribute of the edges beside two lists of them, such as edge_index and "
+            "edge_index.flip(0): give the second a copy under another name"
         )

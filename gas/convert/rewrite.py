@@ -79,12 +79,21 @@ def spread_selected_rows(net: Module, graph: Graph, record: Callable[[], Values]
         if not isinstance(key, Node) or getattr(record()[key], "dtype", None) is not torch.bool:
             continue
         for rows in [each for each in graph.nodes if each.target is operator.getitem]:
-            whole, mask = rows.args
+            whole, index = rows.args
+            mask, *columns = index if isinstance(index, tuple) and index else (index,)
             is_row = isinstance(whole, Node) and _is_same_mask(mask, key)
-            if is_row and _leads_to(net, rows, node):
+            if is_row and all(map(_is_number, columns)) and _leads_to(net, rows, node):
                 node.args = (*node.args[:3], True)
-                rows.replace_all_uses_with(whole)
+                with graph.inserting_before(rows):
+                    every = (whole, (slice(None), *columns))
+                    of_all = graph.call_function(operator.getitem, every) if columns else whole
+                rows.replace_all_uses_with(of_all)
     erase_unused(graph)
+
+
+def _is_number(index: Any) -> bool:
+    """Return whether an index is a number, or adds a dimension: it doesn't depend on rows."""
+    return index is None or type(index) is int
 
 
 def _is_same_mask(mask: Any, other: Any) -> bool:

@@ -290,7 +290,16 @@ def inverted(net, x, edge_index):
     return net.conv2(rows, edge_index)
 
 
-@pytest.mark.parametrize("forward", [of_constants, inverted])
+def weighted(net, x, edge_index):
+    rows = net.conv1(x, edge_index)
+    shares, out = net.lin(rows).softmax(-1), torch.zeros_like(rows)
+    for column in range(3):  # Of a mixture of experts, the first that applies.
+        mask = shares[:, :3].argmax(-1) == column
+        out[mask] = torch.tanh(rows[mask]) * shares[mask, column, None]
+    return net.conv2(out, edge_index)
+
+
+@pytest.mark.parametrize("forward", [of_constants, inverted, weighted])
 def test_constants_of_a_mode_and_masks_that_are_written_twice(forward):
     net, data = net_of(forward, lin=nn.Linear(8, 8)), random_graph()
     check_both_modes(net, data)
