@@ -18,7 +18,7 @@ from hetero.graphs import (
 )
 from scipy import sparse as scipy_sparse
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GCNConv, HeteroConv, Linear, SAGEConv, to_hetero
+from torch_geometric.nn import GAT, GCNConv, HeteroConv, Linear, SAGEConv, to_hetero
 
 import gas
 from gas.native import progress
@@ -531,6 +531,19 @@ def test_what_is_refused(net, text):
     data = bibliography()
     with pytest.raises(ValueError, match=text):
         gas.to_scalable(net(data), data)
+
+
+def test_attributes_that_no_layer_takes_are_named():
+    """PyG's GAT takes ``edge_attr``, which its layers refuse if they were made without."""
+    data = bibliography()
+    net = to_hetero(GAT((-1, -1), 8, 2, 4, add_self_loops=False, v2=True), data.metadata())
+    with torch.no_grad():
+        net(data.x_dict, data.edge_index_dict)
+    gas.to_scalable(net, data)
+    for store in data.edge_stores:
+        store.edge_attr = torch.rand(store.num_edges, 3)
+    with pytest.raises(ValueError, match="AssertionError: ; without 'edge_attr' it can"):
+        gas.to_scalable(net, data)
 
 
 def test_a_norm_that_would_count_rows_of_the_halo_is_refused():

@@ -263,7 +263,7 @@ def make_plan(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple
             except Exception as error:
                 raise ValueError(
                     f"{type(net).__name__} can't be run on a small random graph of the same types: "
-                    f"{type(error).__name__}: {error}"
+                    f"{type(error).__name__}: {error}{_name_hindrance(net, arguments)}"
                 ) from error
     if not finder.layers:
         raise ValueError(f"{type(net).__name__} calls no message passing layer")
@@ -279,6 +279,19 @@ def make_plan(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple
         _find_lacked(net, data, inputs, out),
     )  # fmt: skip
     return plan, out, finder.rows
+
+
+def _name_hindrance(net: Module, arguments: Mapping[str, Any]) -> str:
+    """Return what to do, if a module could be run without an attribute that it needn't be given."""
+    for name, parameter in inspect.signature(net.forward).parameters.items():
+        if name in arguments and parameter.default is not inspect.Parameter.empty:
+            with contextlib.suppress(Exception), torch.no_grad():  # The module may raise any.
+                net(**{other: value for other, value in arguments.items() if other != name})
+                return (
+                    f"; without {name!r} it can: give it as the layers take it, or leave it out of "
+                    "the graph"
+                )
+    return ""
 
 
 def _count_columns(value: Any) -> int | None:
