@@ -364,7 +364,7 @@ def training_mode(net: Module, number: float) -> Iterator[FixedNumbers]:
         yield stack.enter_context(fixed)
     for name, each, kept in buffers:
         for key, value in kept.items():
-            now = each._buffers.get(key)
+            now = dict(each.named_buffers(recurse=False)).get(key)
             if now is not None and now.shape != value.shape:
                 raise ValueError(
                     f"'{name}' ({type(each).__name__}) keeps rows of each call in '{key}', and "

@@ -223,17 +223,18 @@ class Traced:
                 value, name = self.values[node], str(node.target)
                 if is_layer(self.net, node) and not isinstance(value, Tensor):
                     raise several_values_error(name, self.net.get_submodule(name), value)
-                is_mask = node.target is operator.getitem and OTHER in found and ROWS in taken
+                cure = ""
+                if node.target is operator.getitem and OTHER in found and ROWS in taken:
+                    cure = (
+                        ": return the rows of all nodes, and select those of a mask where the "
+                        "loss is computed, out[own.train_mask]"
+                    )
+                elif function_name(node) == "one_hot":
+                    cure = ": give it 'num_classes'"
                 raise ValueError(
                     f"'{node.name}' ({function_name(node)}) has a size that is neither the number "
                     "of nodes nor of edges: mini-batches have other ones, so its meaning isn't "
-                    "known"
-                    + (
-                        ": return the rows of all nodes, and select those of a mask where the "
-                        "loss is computed, out[own.train_mask]"
-                        if is_mask
-                        else ""
-                    )
+                    f"known{cure}"
                 )
             self.kinds[node] = found.pop() if found else OTHER
 

@@ -238,6 +238,15 @@ def test_limits_of_columns_that_small_graphs_do_not_reach_are_refused(limit, is_
         gas.to_scalable(net, graph())
 
 
+def test_scripted_norms_convert():
+    class Scripted(Net):
+        def __init__(self):
+            super().__init__(between=lambda net, x: net.norm(x))
+            self.norm = torch.jit.script(nn.Sequential(nn.BatchNorm1d(8)))
+
+    check(Scripted(), graph())
+
+
 def test_functions_of_numpy_do_not_hide_why_a_module_is_refused():
     net = Net(between=lambda net, x: x[:, np.arange(8)[::-1].copy()])
     with pytest.raises(ValueError, match="can't be followed"):

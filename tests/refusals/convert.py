@@ -1061,6 +1061,11 @@ CASES = {
     "edges outside of layers": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index) * edge_index.size(0)
     ),
+    "classes of which a batch may lack some": lambda t: convert(
+        lambda net, x, edge_index: (
+            net.conv(x, edge_index) + F.one_hot((99 * x[:, 0]).abs().long()).sum(1, True)
+        )
+    ),
     "the device of edges": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index).to(edge_index.device)
     ),
