@@ -25,7 +25,8 @@ OPTIONS = bool, int, float, str  # Types of options that are followed.
 MOST_ITEMS = 1_000  # Of a container, or array, whose items are followed, too.
 HOOKS = "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"
 NOT_OPTIONS = "training", "fuse"  # Modes, which calls of layers set, too.
-_FUNCTIONS = FunctionType, BuiltinFunctionType
+BY_NAME = "getattr", "hasattr", "vars"  # Functions that read an attribute by its name.
+_FUNCTIONS = FunctionType, BuiltinFunctionType, partial
 # Methods that run first in a call; _find_read follows the methods that they name.
 CALLED = "forward", "message", "message_and_aggregate", "aggregate", "update", "edge_update"
 
@@ -300,6 +301,8 @@ def find_read(net: Module) -> set[str]:
                     read.add(each.argval)
                 elif each.opname == "STORE_ATTR":
                     stored.add(each.argval)
+                elif each.opname == "LOAD_GLOBAL" and each.argval in BY_NAME:
+                    read |= {const for const in code.co_consts if isinstance(const, str)}
                 elif each.opname == "LOAD_GLOBAL":
                     helper = beside.get(each.argval)
                     if _is_helper(helper) and helper not in helpers:

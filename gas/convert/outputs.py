@@ -159,7 +159,8 @@ def check_outputs(outputs: Outputs, traced: Traced) -> None:
         if traced.kinds[node] != ROWS or not has_rows:
             raise ValueError(
                 f"{name} returns '{node.name}', which isn't a row for each node: mini-batches give "
-                "each node's output, of which the loss selects some"
+                "each node's output, of which the loss selects some; for scores of pairs of nodes, "
+                "let forward return the embeddings, as LightGCN.get_embedding does"
             )
     if not outputs.nodes:
         raise ValueError(f"{name} returns no rows of nodes")

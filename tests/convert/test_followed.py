@@ -1,6 +1,7 @@
 """Tensors that are replaced in a module after its conversion."""
 
 import copy
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -201,7 +202,8 @@ class Numbered(nn.Module):
         super().__init__()
         self.convs = nn.ModuleList([Scaled(5, WIDTH), Scaled(WIDTH, 3)])
         self.alpha, self.depth, self._kind, self.factor, self.seen = 0.5, 1, "relu", None, 0
-        self.rate = 0.1  # Of no call.
+        self.rate, self.gain = 0.1, 2.0  # The first is of no call.
+        self.bend = partial(nn.functional.leaky_relu, negative_slope=0.1)
 
     @property
     def kind(self):
@@ -215,7 +217,7 @@ class Numbered(nn.Module):
         x = self.activate(self.convs[0](x, edge_index)) * self.alpha + self.shift
         for _ in range(self.depth):
             x = x + (1 if self.factor is None else self.factor)
-        return self.convs[1](x, edge_index)
+        return self.convs[1](self.bend(x * getattr(self, "gain", 1.0)), edge_index)
 
     def train_for(self):
         return self.rate
@@ -241,6 +243,8 @@ class Scaled(pyg.GCNConv):
         (lambda net: setattr(net, "_kind", "tanh"), "'_kind' of the module is 'tanh', and was 'r"),
         (lambda net: setattr(net, "factor", 2.0), "'factor' of the module is 2.0, and was None"),
         (lambda net: setattr(net, "shift", 1.0), "'shift' of the module is 1.0, and was 0.25"),
+        (lambda net: setattr(net, "gain", 3.0), "'gain' of the module is 3.0, and was 2.0"),
+        (lambda net: setattr(net, "bend", torch.tanh), "'bend' of the module is <built-in method"),
         (lambda net: setattr(net.convs[1], "by", 3.0), "'convs.1.by' of the module is 3.0, and"),
         (lambda net: setattr(net.convs[0], "normalize", False), "'convs.0.normalize' of the mod"),
     ],
