@@ -136,9 +136,9 @@ class LayerTest(NamedTuple):
         """Return the error of a layer that isn't exact, in a mode such as " in training"."""
         layer: Any = self.call.layer
         reason = next(filter(None, map(reason_inexact, layer.modules())), "") or (
-            "needs more of the graph than a node's own edges and their other ends: compute the "
-            "weights of edges before, as T.GCNNorm does, and call it once for each hop, or take "
-            "another layer"
+            "needs more of the graph than a node's own edges and their other ends, or the numbers "
+            "of nodes: compute the weights of edges before, as T.GCNNorm does, call it once for "
+            "each hop, and turn edges round by edge_index.flip(0), or take another layer"
             if not mode
             else "depends on other nodes in training mode, or raises an error there: compute each "
             "node's row from its own edges and their other ends"

@@ -330,7 +330,12 @@ class Traced:
             "looks at more than one node or edge at a time, as attention to all nodes and "
             "statistics of all do: attend along edges, as TransformerConv does, or treat each alike"
         )
-        if function_name(node) in IN_ORDER:
+        if function_name(node) == "arange":
+            why = (
+                "numbers all rows, and mini-batches number their own: to read a column of each row, "
+                "take x.gather(1, index.view(-1, 1))"
+            )
+        elif function_name(node) in IN_ORDER:
             why = f"draws an order of all rows: {BY_ROW}"
         elif not mode and function_name(node).strip("_") in DRAWS:
             why = (

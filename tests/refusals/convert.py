@@ -1066,6 +1066,9 @@ CASES = {
             net.conv(x, edge_index) + F.one_hot((99 * x[:, 0]).abs().long()).sum(1, True)
         )
     ),
+    "numbers of all rows": lambda t: convert(
+        lambda net, x, edge_index: net.conv(x, edge_index)[torch.arange(x.size(0)), x.argmax(1)]
+    ),
     "the device of edges": lambda t: convert(
         lambda net, x, edge_index: net.conv(x, edge_index).to(edge_index.device)
     ),
