@@ -332,8 +332,8 @@ class Traced:
         )
         if function_name(node) == "arange":
             why = (
-                "numbers all rows, and mini-batches number their own: to read a column of each row, "
-                "take x.gather(1, index.view(-1, 1))"
+                "numbers all rows, and mini-batches number their own: to read a column of each "
+                "row, take x.gather(1, index.view(-1, 1))"
             )
         elif function_name(node) in IN_ORDER:
             why = f"draws an order of all rows: {BY_ROW}"

@@ -78,7 +78,8 @@ def _share_of_drift(history: History, own: Tensor, halo: Tensor) -> float:
     if halo.numel() == 0:
         return 0.0
     now, written_at = history.num_pushes + 1, history.written_at
-    own_age, halo_age = (now - float(written_at[n_id.cpu()].float().mean()) for n_id in (own, halo))
+    ids = own.cpu(), halo.cpu()
+    own_age, halo_age = (now - float(written_at[n_id].double().mean()) for n_id in ids)
     return min(1.0, halo_age / own_age)
 
 

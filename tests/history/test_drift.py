@@ -67,6 +67,16 @@ def test_the_halo_follows_by_its_age(pushes, share):
     torch.testing.assert_close(halo, torch.maximum(expected, lowest))
 
 
+def test_ages_are_exact_after_many_pushes():
+    """Float32 has no number next to 50 million but four away."""
+    torch.manual_seed(0)
+    rows, history = torch.randn(60, 4), gas.History(60, 4)
+    written_at = torch.tensor([50_000_001] * 30 + [50_000_003] * 30, dtype=torch.int32)
+    history.restore([(torch.arange(60), rows)], written_at, 50_000_003)
+    correct = DriftCorrection().measure(history, rows[:30] + 1, torch.arange(60))
+    torch.testing.assert_close(correct.offset, torch.full((4,), 1 / 3))
+
+
 def test_rows_after_a_relu_stay_so():
     torch.manual_seed(0)
     rows = torch.randn(200, 16).relu()

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,9 +100,9 @@ def test_the_memory_of_control_groups(tmp_path, monkeypatch, controllers):
 
 def test_reports(monkeypatch):
     monkeypatch.setattr(report, "resource", None)
-    monkeypatch.setattr(report, "Path", lambda file: open("/nowhere"))  # noqa: SIM115
+    monkeypatch.setattr(report, "Path", lambda file: Path("/nowhere"))
     monkeypatch.delattr(os, "sysconf")
-    monkeypatch.setattr(memory, "Path", lambda file: open("/nowhere"))  # noqa: SIM115
+    monkeypatch.setattr(memory, "Path", lambda file: Path("/nowhere"))
     report.reset_peak_rss()
     assert math.isnan(report.peak_rss_bytes())
     with memory.PeakMemory() as peak:
