@@ -99,6 +99,12 @@ _MODULES = {
     "gas.training.settings": "gas.cli.settings",
     # Files whose classes pickled models and settings name.
     "gas.augment.published": "gas.augment.loss",
+    "gas.convert.layers": "gas.convert.rewriting.layers",
+    "gas.convert.lists_and_tables": "gas.convert.module.lists_and_tables",
+    "gas.convert.matrices": "gas.convert.values.matrices",
+    "gas.convert.outputs": "gas.convert.tracing.outputs",
+    "gas.convert.preparation": "gas.convert.module.preparation",
+    "gas.convert.scope": "gas.convert.tracing.scope",
     "gas.nn.attention_v2": "gas.nn.attention",
     "gas.nn.gcn": "gas.nn.sum_convs",
     "gas.scalable.hetero.semantic": "gas.scalable.hetero.layers",

@@ -71,8 +71,9 @@ CONVERT = {  # Of gas/convert, whose tests are by what users write: see tests/co
 }
 OTHER_TESTS = {  # Where they have other names.
     **{
-        f"gas/convert/{name}.py": [f"convert/test_{test}.py" for test in tests.split()]
+        str(path.relative_to(ROOT)): [f"convert/test_{test}.py" for test in tests.split()]
         for name, tests in CONVERT.items()
+        for path in (ROOT / "gas/convert").rglob(f"{name}.py")
     },
     "gas/augment/checks.py": ["augment/test_base.py", "augment/test_mh.py"],
     "gas/augment/mh.py": ["augment/test_mh.py", "augment/test_chain.py"],

@@ -43,9 +43,17 @@ UNREACHED = [
     ("scalable/call.py", "raise NotImplementedError", "of a method that subclasses write"),
     ("graph/layout.py", 'raise NotImplementedError(f"adjacencies', "no caller makes one"),
     ("scalable/former.py", "warn(f'ScalableGNN", "of names that go away in version 0.3"),
-    ("convert/runs.py", "raise InexactLayerError", "has the layer followed; others say why"),
+    (
+        "convert/tracing/runs.py",
+        "raise InexactLayerError",
+        "has the layer followed; others say why",
+    ),
     ("convert/conversion.py", "raise InexactLayerError", "has the layer followed; others say why"),
-    ("convert/trace.py", "raise self._matrix_error", "has the layer followed; others say why"),
+    (
+        "convert/tracing/trace.py",
+        "raise self._matrix_error",
+        "has the layer followed; others say why",
+    ),
     (
         "scalable/hetero/call.py",
         "raise StopForward",

@@ -77,6 +77,12 @@ def test_moved_names_warn_of_the_new_one(old):
     [
         "gas.augment.published.PublishedSettings",
         "gas.nn.attention_v2.GATv2Conv",
+        "gas.convert.layers.LayerCall",
+        "gas.convert.lists_and_tables.TakesLists",
+        "gas.convert.matrices.gcn_norm",
+        "gas.convert.outputs.Outputs",
+        "gas.convert.preparation.Preparation",
+        "gas.convert.scope.pull",
         "gas.nn.gcn.GCN2Conv",
         "gas.nn.gcn.GCNConv",
         "gas.nn.gcn.ProjectedConv",

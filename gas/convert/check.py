@@ -14,7 +14,16 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.edge_layers import (
+from gas.convert.module.inputs import Inputs, copy_with_noise, disable_caching
+from gas.convert.module.state import eval_mode, keep_generators
+from gas.convert.rewriting.layers import LayerCall, OnSomeEdges
+from gas.convert.rewriting.messages import Messages
+from gas.convert.rewriting.normalise import disable_normalisation
+from gas.convert.sample import subsample
+from gas.convert.tracing.outputs import Outputs, flatten
+from gas.convert.tracing.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
+from gas.convert.tracing.traced import EDGES, OTHER, ROWS, Traced, row_dim
+from gas.convert.values.edge_layers import (
     UNROLLED,
     InexactLayerError,
     Opened,
@@ -22,18 +31,9 @@ from gas.convert.edge_layers import (
     several_values_error,
     turn_layers,
 )
-from gas.convert.failures import new_error
-from gas.convert.inputs import Inputs, copy_with_noise, disable_caching
-from gas.convert.known import is_close
-from gas.convert.layers import LayerCall, OnSomeEdges
-from gas.convert.messages import Messages
-from gas.convert.normalise import disable_normalisation
-from gas.convert.outputs import Outputs, flatten
-from gas.convert.sample import subsample
-from gas.convert.scope import FUSED, PAIR, SQUARE, LayerScope, select_edges
-from gas.convert.state import eval_mode, keep_generators
-from gas.convert.traced import EDGES, OTHER, ROWS, Traced, row_dim
-from gas.convert.traced_matrix import PRODUCTS, TRACED, add_product, add_products
+from gas.convert.values.failures import new_error
+from gas.convert.values.known import is_close
+from gas.convert.values.traced_matrix import PRODUCTS, TRACED, add_product, add_products
 from gas.graph import WEIGHT, find_mark, layout_of, with_edge_index
 from gas.loader import SubgraphLoader
 from gas.nn import FusedConv, fuse, reason_inexact, twin

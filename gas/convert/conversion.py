@@ -15,7 +15,6 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.changes import RefuseChanges, given_parameters, with_noise
 from gas.convert.check import (
     Conversion,
     check_edges,
@@ -24,35 +23,33 @@ from gas.convert.check import (
     make_layer_tests,
     make_layers,
 )
-from gas.convert.edge_dropout import take_edge_dropout
-from gas.convert.edge_layers import DROP, InexactLayerError, Opened
-from gas.convert.failures import changes_error
-from gas.convert.inputs import (
+from gas.convert.model import Converted
+from gas.convert.module.changes import RefuseChanges, given_parameters, with_noise
+from gas.convert.module.inputs import (
     Inputs,
     copy_value,
     copy_with_noise,
 )
-from gas.convert.known import is_close
-from gas.convert.layers import (
+from gas.convert.module.state import (
+    CONSTANT,
+    NUMBERS,
+    eval_mode,
+    keep_attributes,
+    run_mode,
+    training_mode,
+)
+from gas.convert.rewriting.edge_dropout import take_edge_dropout
+from gas.convert.rewriting.layers import (
     LayerCall,
     describe_call,
     wrap_selecting_layers,
 )
-from gas.convert.messages import wrap_messages
-from gas.convert.model import Converted
-from gas.convert.normalise import refuse_normalisation, write_normalisation
-from gas.convert.outputs import (
-    Outputs,
-    call_module,
-    check_outputs,
-    find_draws,
-    record_checked,
-    run_in_training,
-)
-from gas.convert.place import GraphWriter, Placement
-from gas.convert.prepare import move_preparation
-from gas.convert.products import merge_projections, replace_sums
-from gas.convert.rewrite import (
+from gas.convert.rewriting.messages import wrap_messages
+from gas.convert.rewriting.normalise import refuse_normalisation, write_normalisation
+from gas.convert.rewriting.place import GraphWriter, Placement
+from gas.convert.rewriting.prepare import move_preparation
+from gas.convert.rewriting.products import merge_projections, replace_sums
+from gas.convert.rewriting.rewrite import (
     asks_for_rows,
     erase_unused,
     follow_changes,
@@ -63,10 +60,20 @@ from gas.convert.rewrite import (
     turn_ends,
 )
 from gas.convert.sample import SAMPLES, find_sample_graphs
-from gas.convert.state import CONSTANT, NUMBERS, eval_mode, keep_attributes, run_mode, training_mode
-from gas.convert.trace import is_layer, trace
-from gas.convert.traced import Traced, describe_constants, row_dims
-from gas.convert.traced_matrix import add_products
+from gas.convert.tracing.outputs import (
+    Outputs,
+    call_module,
+    check_outputs,
+    find_draws,
+    record_checked,
+    run_in_training,
+)
+from gas.convert.tracing.trace import is_layer, trace
+from gas.convert.tracing.traced import Traced, describe_constants, row_dims
+from gas.convert.values.edge_layers import DROP, InexactLayerError, Opened
+from gas.convert.values.failures import changes_error
+from gas.convert.values.known import is_close
+from gas.convert.values.traced_matrix import add_products
 from gas.nn import explain_failures, fuse
 
 OWN = 31  # In-batch nodes of the first mini-batch on which layers are checked.

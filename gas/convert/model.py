@@ -13,22 +13,27 @@ from torch.nn import Module
 from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
 
-from gas.convert.arguments import LayerAlone
 from gas.convert.check import Conversion
-from gas.convert.failures import new_error
-from gas.convert.followed import check_hooks, find_followed
-from gas.convert.known import walk_back
-from gas.convert.modes import TRAINING
-from gas.convert.place import multiplies_sparse, reads_in_place
-from gas.convert.preparation import Preparation, check_unprepared, is_gcn_normalised, is_weighted
-from gas.convert.rewrite import (
+from gas.convert.module.arguments import LayerAlone
+from gas.convert.module.followed import check_hooks, find_followed
+from gas.convert.module.preparation import (
+    Preparation,
+    check_unprepared,
+    is_gcn_normalised,
+    is_weighted,
+)
+from gas.convert.module.state import CONSTANT
+from gas.convert.rewriting.place import multiplies_sparse, reads_in_place
+from gas.convert.rewriting.rewrite import (
     drop_in_one_pass,
     dropout_rates,
     find_own_norms,
     find_relu_dropouts,
 )
-from gas.convert.scope import LayerScope, pull, read_history
-from gas.convert.state import CONSTANT
+from gas.convert.tracing.scope import LayerScope, pull, read_history
+from gas.convert.values.failures import new_error
+from gas.convert.values.known import walk_back
+from gas.convert.values.modes import TRAINING
 from gas.graph import PREPARED, WEIGHT, Adjacency, find_original_graph
 from gas.history import Features, Rows, first_rows
 from gas.loader import SubData

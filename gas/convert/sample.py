@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
 
-from gas.convert.inputs import Inputs
-from gas.convert.outputs import flatten
+from gas.convert.module.inputs import Inputs
+from gas.convert.tracing.outputs import flatten
 from gas.graph import WEIGHT, is_row_per_edge, is_row_per_node, layout_of, select_rows, to_dense
 
 # Nodes and edges of the random graphs: primes, which differ from usual widths.

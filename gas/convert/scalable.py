@@ -15,16 +15,16 @@ from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.arguments import make_graph, node_table_error, wrap_global, wrap_layer
 from gas.convert.conversion import Choices, convert_module
-from gas.convert.edge_layers import UNROLLED, DirectionError, InexactLayerError, find_dubious
-from gas.convert.inputs import Inputs, find_inputs
-from gas.convert.kept import find_filled
-from gas.convert.lists_and_tables import wrap_lists
 from gas.convert.model import Converted
-from gas.convert.outputs import MismatchError
+from gas.convert.module.arguments import make_graph, node_table_error, wrap_global, wrap_layer
+from gas.convert.module.inputs import Inputs, find_inputs
+from gas.convert.module.kept import find_filled
+from gas.convert.module.lists_and_tables import wrap_lists
+from gas.convert.module.state import is_own_module, keep_generators
 from gas.convert.sample import find_sample_graphs
-from gas.convert.state import is_own_module, keep_generators
+from gas.convert.tracing.outputs import MismatchError
+from gas.convert.values.edge_layers import UNROLLED, DirectionError, InexactLayerError, find_dubious
 from gas.graph import check_nodes
 from gas.nn import NeverExactError, check_exact, explain_failures
 from gas.scalable import (

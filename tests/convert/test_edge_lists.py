@@ -33,7 +33,7 @@ from torch_geometric.utils import (
 )
 
 import gas
-from gas.convert.preparation import join_lists
+from gas.convert.module.preparation import join_lists
 
 
 def sum_of(messages, index, rows):

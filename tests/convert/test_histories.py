@@ -60,7 +60,7 @@ def test_histories_stand_before_dropout_and_one_mask_serves_every_use(functional
 
 def test_dropout_is_ours():
     code = gas.to_scalable(Dropped(), graph()).net.code
-    assert "gas_convert_scope_dropout" in code
+    assert "gas_convert_tracing_scope_dropout" in code
     assert "functional" not in code
     model = gas.to_scalable(Dropped(functional=False), graph())
     assert isinstance(model.net.drop, gas.nn.Dropout)

@@ -16,7 +16,7 @@ from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import degree, scatter
 
 import gas
-from gas.convert.state import keep_attributes
+from gas.convert.module.state import keep_attributes
 
 
 def normalise_once(net, x, edge_index):

@@ -12,7 +12,7 @@ from torch import nn
 from torch_geometric.nn import GCN, GraphSAGE, SAGEConv
 
 import gas
-from gas.convert import rewrite
+from gas.convert.rewriting import rewrite
 
 
 class Net(nn.Module):

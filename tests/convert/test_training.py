@@ -14,7 +14,7 @@ from test_user_shapes import net_of
 from torch import nn
 
 import gas
-from gas.convert.state import training_mode
+from gas.convert.module.state import training_mode
 
 
 def single_batch(model, data):

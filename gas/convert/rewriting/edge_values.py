@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 
-from gas.convert.known import has_tensor, is_about_shape, is_edge_list, walk_back
-from gas.convert.matrices import gcn_norm
-from gas.convert.traced import Traced, is_selection
+from gas.convert.tracing.traced import Traced, is_selection
+from gas.convert.values.known import has_tensor, is_about_shape, is_edge_list, walk_back
+from gas.convert.values.matrices import gcn_norm
 
 
 def has_rows(value: Any, size: int) -> bool:

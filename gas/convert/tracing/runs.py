@@ -20,13 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn.models import rev_gnn
 
-from gas.convert.edge_layers import InexactLayerError
-from gas.convert.kept import check_caches
-from gas.convert.known import FACTORIES, KnownProxy, record_call
-from gas.convert.matrices import trace_matrices
-from gas.convert.modes import RANDOM, ModeMerger, number_values, record_functions
-from gas.convert.state import CONSTANT, DRAWS, keep_attributes, random_states
-from gas.convert.traced_matrix import TracedMatrix
+from gas.convert.module.kept import check_caches
+from gas.convert.module.state import CONSTANT, DRAWS, keep_attributes, random_states
+from gas.convert.values.edge_layers import InexactLayerError
+from gas.convert.values.known import FACTORIES, KnownProxy, record_call
+from gas.convert.values.matrices import trace_matrices
+from gas.convert.values.modes import RANDOM, ModeMerger, number_values, record_functions
+from gas.convert.values.traced_matrix import TracedMatrix
 
 MOST_IN_PAIRS = 8  # Random choices of which each two are traced together.
 ATTEMPTS = 3  # Traces, of which one must draw no random numbers, as other threads may.

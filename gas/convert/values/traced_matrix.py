@@ -14,7 +14,7 @@ from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import coalesce, scatter, to_undirected
 
-from gas.convert.segments import RowPointers
+from gas.convert.values.segments import RowPointers
 from gas.graph import find_layout
 from gas.nn import ProjectedConv, SimpleConv
 

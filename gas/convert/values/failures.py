@@ -23,7 +23,7 @@ _WRITTEN = re.compile(r"_(propagate|edge_updater)_\w+\.py$")  # What PyG writes 
 LONGEST = 100  # Characters of a line that is shown.
 _LIBRARIES = tuple(
     f"{Path(str(path)).parent}{os.sep}"
-    for path in (torch.__file__, torch_geometric.__file__, Path(__file__).parent)
+    for path in (torch.__file__, torch_geometric.__file__, Path(__file__).parents[1])
 )
 
 

@@ -14,17 +14,17 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import SparseTensor
 
-from gas.convert.changes import given_parameters, with_noise
-from gas.convert.failures import describe_error
-from gas.convert.known import is_about_shape, is_close, walk_back
-from gas.convert.matrices import TracedMatrix
-from gas.convert.state import (
+from gas.convert.module.changes import given_parameters, with_noise
+from gas.convert.module.state import (
     ATTRIBUTES_OF_TORCH,
     CONSTANT,
     find_namespace,
     keep_attributes,
     own_modules,
 )
+from gas.convert.values.failures import describe_error
+from gas.convert.values.known import is_about_shape, is_close, walk_back
+from gas.convert.values.matrices import TracedMatrix
 from gas.nn import BY_TIME, deep_copy
 
 MANY_CALLS = 1_000_007  # Prime, so that not every counter of some calls begins anew.

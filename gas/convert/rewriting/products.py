@@ -12,14 +12,14 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
-from gas.convert.changes import is_in_place
-from gas.convert.edge_layers import Propagation
-from gas.convert.known import is_close
-from gas.convert.layers import SELECTED_EDGES, OnSomeEdges
-from gas.convert.messages import Messages
-from gas.convert.trace import get_module
-from gas.convert.traced import EDGES, OTHER, ROWS, Traced, Values
-from gas.convert.traced_matrix import (
+from gas.convert.module.changes import is_in_place
+from gas.convert.rewriting.layers import SELECTED_EDGES, OnSomeEdges
+from gas.convert.rewriting.messages import Messages
+from gas.convert.tracing.trace import get_module
+from gas.convert.tracing.traced import EDGES, OTHER, ROWS, Traced, Values
+from gas.convert.values.edge_layers import Propagation
+from gas.convert.values.known import is_close
+from gas.convert.values.traced_matrix import (
     FUNCTIONS,
     METHODS,
     PRODUCTS,

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
-from gas.convert.edge_layers import DirectionError, EdgeLayer
-from gas.convert.known import FACTORIES
-from gas.convert.rewrite import changes_in_training, erase_unused
-from gas.convert.trace import is_layer
-from gas.convert.traced import EDGES, ROWS, SELECTED, Traced, function_name
+from gas.convert.rewriting.rewrite import changes_in_training, erase_unused
+from gas.convert.tracing.trace import is_layer
+from gas.convert.tracing.traced import EDGES, ROWS, SELECTED, Traced, function_name
+from gas.convert.values.edge_layers import DirectionError, EdgeLayer
+from gas.convert.values.known import FACTORIES
 
 MESSAGES = "_messages_"  # The prefix of the names of such layers.
 # Functions of tensors whose numbers they don't read.

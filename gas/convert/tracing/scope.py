@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gas.convert.inputs import like_tuple
-from gas.convert.modes import make_leaf
+from gas.convert.module.inputs import like_tuple
+from gas.convert.values.modes import make_leaf
 from gas.graph import Adjacency, features, layout_of
 from gas.history import Rows, first_rows
 from gas.nn import add_weight, check_weights

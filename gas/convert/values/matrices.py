@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 
-from gas.convert.known import is_close, walk_back
-from gas.convert.modes import TRAINING, copy_function, make_leaf, replace_functions
-from gas.convert.segments import trace_segments
-from gas.convert.traced_matrix import PRODUCTS, TracedMatrix, TracedTensor, make_matrix
+from gas.convert.values.known import is_close, walk_back
+from gas.convert.values.modes import TRAINING, copy_function, make_leaf, replace_functions
+from gas.convert.values.segments import trace_segments
+from gas.convert.values.traced_matrix import PRODUCTS, TracedMatrix, TracedTensor, make_matrix
 from gas.graph import WEIGHT
 from gas.scalable import preserve_modes
 

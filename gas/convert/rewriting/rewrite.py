@@ -13,12 +13,12 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.nn import Module
 
-from gas.convert.changes import VIEWS, is_in_place, is_of_table, views_of
-from gas.convert.known import assign, is_edge_list
-from gas.convert.modes import TRAINING
-from gas.convert.scope import dropout, pull, with_own
-from gas.convert.trace import get_module, is_dropout, keeps_statistics
-from gas.convert.traced import Values
+from gas.convert.module.changes import VIEWS, is_in_place, is_of_table, views_of
+from gas.convert.tracing.scope import dropout, pull, with_own
+from gas.convert.tracing.trace import get_module, is_dropout, keeps_statistics
+from gas.convert.tracing.traced import Values
+from gas.convert.values.known import assign, is_edge_list
+from gas.convert.values.modes import TRAINING
 from gas.nn import BATCH_NORMS, Dropout, has_hooks, relu_dropout
 
 COMPARISONS = (

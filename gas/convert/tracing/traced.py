@@ -16,13 +16,13 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 from torch_geometric.data import Data
 
-from gas.convert.edge_layers import several_values_error
-from gas.convert.failures import describe_error, describe_hooks
-from gas.convert.inputs import Inputs, copy_value, like_tuple
-from gas.convert.known import evaluate_node, is_close, walk_back
-from gas.convert.modes import BY_ROW, IN_ONE_MODE, IN_ORDER, LINE, TRAINING
-from gas.convert.state import CONSTANT, keep_attributes, run_mode
-from gas.convert.trace import get_module, is_layer
+from gas.convert.module.inputs import Inputs, copy_value, like_tuple
+from gas.convert.module.state import CONSTANT, keep_attributes, run_mode
+from gas.convert.tracing.trace import get_module, is_layer
+from gas.convert.values.edge_layers import several_values_error
+from gas.convert.values.failures import describe_error, describe_hooks
+from gas.convert.values.known import evaluate_node, is_close, walk_back
+from gas.convert.values.modes import BY_ROW, IN_ONE_MODE, IN_ORDER, LINE, TRAINING
 from gas.nn import reason_inexact
 
 # Kinds of values.

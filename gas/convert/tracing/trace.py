@@ -16,8 +16,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.changes import check_change
-from gas.convert.edge_layers import (
+from gas.convert.module.changes import check_change
+from gas.convert.module.inputs import Inputs
+from gas.convert.module.state import CONSTANT
+from gas.convert.tracing.runs import Runs, answer_questions, merge_random_branches
+from gas.convert.values.edge_layers import (
     UNROLLED,
     EdgeLayer,
     InexactLayerError,
@@ -26,11 +29,10 @@ from gas.convert.edge_layers import (
     turn_layers,
     unroll_layers,
 )
-from gas.convert.failures import explain_trace, find_line
-from gas.convert.inputs import Inputs
-from gas.convert.known import KnownProxy, KnownValues, is_edge_list
-from gas.convert.matrices import LOOPS, spread_matrix
-from gas.convert.modes import (
+from gas.convert.values.failures import explain_trace, find_line
+from gas.convert.values.known import KnownProxy, KnownValues, is_edge_list
+from gas.convert.values.matrices import LOOPS, spread_matrix
+from gas.convert.values.modes import (
     BRANCH,
     BY_ROW,
     DROPOUTS,
@@ -41,10 +43,8 @@ from gas.convert.modes import (
     TRAINING,
     ModeMerger,
 )
-from gas.convert.runs import Runs, answer_questions, merge_random_branches
-from gas.convert.segments import AttentionWeights
-from gas.convert.state import CONSTANT
-from gas.convert.traced_matrix import TracedMatrix
+from gas.convert.values.segments import AttentionWeights
+from gas.convert.values.traced_matrix import TracedMatrix
 from gas.nn import NeverExactError, check_exact
 from gas.scalable import preserve_modes
 

@@ -13,8 +13,8 @@ from torch.fx import Proxy
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.known import KnownProxy, walk_back
-from gas.convert.traced_matrix import TracedMatrix
+from gas.convert.values.known import KnownProxy, walk_back
+from gas.convert.values.traced_matrix import TracedMatrix
 from gas.graph import WEIGHT
 from gas.nn import SimpleConv
 

@@ -16,14 +16,14 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Data
 
-from gas.convert.failures import describe_error, is_own
-from gas.convert.inputs import Inputs, copy_value
-from gas.convert.kept import find_caches, find_read, memory_error
-from gas.convert.known import is_close
-from gas.convert.modes import BY_ROW, IN_ORDER, RANDOM
-from gas.convert.scope import join_columns
-from gas.convert.state import NUMBERS, keep_attributes, training_mode
-from gas.convert.traced import ROWS, Traced, Values
+from gas.convert.module.inputs import Inputs, copy_value
+from gas.convert.module.kept import find_caches, find_read, memory_error
+from gas.convert.module.state import NUMBERS, keep_attributes, training_mode
+from gas.convert.tracing.scope import join_columns
+from gas.convert.tracing.traced import ROWS, Traced, Values
+from gas.convert.values.failures import describe_error, is_own
+from gas.convert.values.known import is_close
+from gas.convert.values.modes import BY_ROW, IN_ORDER, RANDOM
 
 UNKNOWN = "a generator of its own, if no layer changes its parameters in forward"
 

@@ -18,10 +18,10 @@ from torch_geometric.data.data import BaseData
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import SparseTensor
 
-from gas.convert.failures import changes_error
-from gas.convert.known import assign
-from gas.convert.preparation import NODE_ID
-from gas.convert.state import CONSTANT
+from gas.convert.module.preparation import NODE_ID
+from gas.convert.module.state import CONSTANT
+from gas.convert.values.failures import changes_error
+from gas.convert.values.known import assign
 
 VIEWS = (
     operator.getitem, torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.transpose,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +14,19 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from gas.convert.changes import is_in_place
-from gas.convert.edge_dropout import AFTER_DROP, SCALED, check_scale
-from gas.convert.edge_layers import DROP
-from gas.convert.edge_values import EdgeValues, has_rows
-from gas.convert.known import is_close, is_edge_list, walk_back
-from gas.convert.matrices import gcn_norm
-from gas.convert.preparation import Preparation, join_lists
-from gas.convert.rewrite import erase_unused, exchange
-from gas.convert.traced import Traced, function_name
+from gas.convert.module.changes import is_in_place
+from gas.convert.module.preparation import Preparation, join_lists
+from gas.convert.rewriting.edge_dropout import AFTER_DROP, SCALED, check_scale
+from gas.convert.rewriting.edge_values import EdgeValues, has_rows
+from gas.convert.rewriting.rewrite import erase_unused, exchange
+from gas.convert.tracing.traced import Traced, function_name
+from gas.convert.values.edge_layers import DROP
+from gas.convert.values.known import is_close, is_edge_list, walk_back
+from gas.convert.values.matrices import gcn_norm
 from gas.graph import PREPARED, WEIGHT
 
+# Names of functions in the code have those of their folders, which graphs on disk mustn't know.
+_FOLDERS = re.compile("gas_convert_(module|rewriting|tracing|values)_")
 TRIVIAL = ("getitem", "getattr", "size")  # Functions that the description leaves out.
 
 
@@ -189,7 +192,8 @@ class _Extractor:
             self._masks[0] = f"{PREPARED}edge_0"
             self._placeholder(self._masks[0])
         made = {self._name(node): position for node, position in self._made.items()}
-        text = f"{function.code}{self._masks}{made}"
+        code = _FOLDERS.sub("gas_convert_", function.code)
+        text = f"{code}{self._masks}{made}"
         tag = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:6]
         own = {name: name.replace(PREPARED, f"{PREPARED}{tag}_") for name in (*made, *self._masks)}
         if weights := self._find_weights():  # Which are cut with the edges, as the user's are.

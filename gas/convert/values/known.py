@@ -14,9 +14,9 @@ from torch.fx.proxy import Attribute
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 
-from gas.convert.failures import changes_error, find_line
-from gas.convert.modes import EDGE_CALLS, LINE
-from gas.convert.traced_matrix import TracedMatrix
+from gas.convert.values.failures import changes_error, find_line
+from gas.convert.values.modes import EDGE_CALLS, LINE
+from gas.convert.values.traced_matrix import TracedMatrix
 from gas.scalable import preserve_modes
 
 # Methods and attributes of a tensor that don't depend on its numbers.

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.state import DEEPEST, is_own_module
+from gas.convert.module.state import DEEPEST, is_own_module
 from gas.graph import version
 
 OPTIONS = bool, int, float, str  # Types of options that are followed.

@@ -13,7 +13,7 @@ from torch.fx import Proxy
 from torch_geometric.typing import WITH_TORCH_SCATTER, torch_scatter
 from torch_geometric.utils import scatter, segment
 
-from gas.convert.modes import copy_function, replace_functions
+from gas.convert.values.modes import copy_function, replace_functions
 
 
 class Unread:

@@ -11,14 +11,12 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.nn import Module
 
-from gas.convert.edge_dropout import SCALED
-from gas.convert.inputs import copy_value
-from gas.convert.known import evaluate_node, is_close
-from gas.convert.layers import WEIGHT, LayerCall
-from gas.convert.modes import IN_ONE_MODE, TRAINING
-from gas.convert.outputs import Outputs
-from gas.convert.rewrite import changes_in_training
-from gas.convert.scope import (
+from gas.convert.module.inputs import copy_value
+from gas.convert.rewriting.edge_dropout import SCALED
+from gas.convert.rewriting.layers import WEIGHT, LayerCall
+from gas.convert.rewriting.rewrite import changes_in_training
+from gas.convert.tracing.outputs import Outputs
+from gas.convert.tracing.scope import (
     dense,
     drop_edges,
     dropout,
@@ -31,8 +29,10 @@ from gas.convert.scope import (
     sources,
     weights,
 )
-from gas.convert.trace import get_module, is_dropout, is_layer
-from gas.convert.traced import EDGES, ROWS, Traced
+from gas.convert.tracing.trace import get_module, is_dropout, is_layer
+from gas.convert.tracing.traced import EDGES, ROWS, Traced
+from gas.convert.values.known import evaluate_node, is_close
+from gas.convert.values.modes import IN_ONE_MODE, TRAINING
 from gas.nn import LINEAR_LAYERS, Dropout, FusedConv, has_hooks
 from gas.scalable import preserve_modes
 

@@ -15,8 +15,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torch_geometric.data import Data
 from torch_geometric.transforms import BaseTransform, GCNNorm
 
-from gas.convert.failures import new_error
-from gas.convert.known import is_close
+from gas.convert.values.failures import new_error
+from gas.convert.values.known import is_close
 from gas.graph import PREPARED, WEIGHT, find_mark, is_row_per_edge, layout_of, with_edge_index
 
 NODE_ID = f"{PREPARED}node_id"  # The row of each node in parameters with a row for each node.

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import DeepGCNLayer
 from torch_geometric.transforms import BaseTransform
 
-from gas.convert.arguments import (
+from gas.convert.module.arguments import (
     ADJACENCY,
     UNSUPPORTED,
     GraphArgument,
@@ -32,21 +32,21 @@ from gas.convert.arguments import (
     refuse_ambiguous_weights,
     takes_rows_alone,
 )
-from gas.convert.changes import add_noise
-from gas.convert.failures import (
+from gas.convert.module.changes import add_noise
+from gas.convert.module.kept import copy_module, set_attributes
+from gas.convert.module.lists_and_tables import EdgeLists, Tables, TakesLists, find_tables
+from gas.convert.module.preparation import NODE_ID, read_mark
+from gas.convert.module.state import eval_mode, keep_attributes
+from gas.convert.values.failures import (
     describe_error,
     describe_values,
     find_differing_type,
     find_lacking,
     is_own,
 )
-from gas.convert.kept import copy_module, set_attributes
-from gas.convert.known import is_edge_list
-from gas.convert.lists_and_tables import EdgeLists, Tables, TakesLists, find_tables
-from gas.convert.modes import TRAINING
-from gas.convert.preparation import NODE_ID, read_mark
-from gas.convert.state import eval_mode, keep_attributes
-from gas.convert.traced_matrix import TRACED, make_matrix, matrix_error
+from gas.convert.values.known import is_edge_list
+from gas.convert.values.modes import TRAINING
+from gas.convert.values.traced_matrix import TRACED, make_matrix, matrix_error
 from gas.graph import (
     MAPPED,
     PAIRS,
@@ -346,8 +346,8 @@ def _has_weights(adj_t: Any) -> bool:
 def copy_with_noise(net: Module, emptied: dict[str, Any], computed: Collection[str]) -> Module:
     """Copy a module, and add noise to its tensors, for runs on small graphs.
 
-    The copy lacks the attributes ``emptied``, see :func:`gas.convert.kept.find_filled`. Tensors of
-    which the model has what is ``computed`` stay as they are.
+    The copy lacks the attributes ``emptied``, see :func:`gas.convert.module.kept.find_filled`.
+    Tensors of which the model has what is ``computed`` stay as they are.
     """
     copied = copy_module(net)
     disable_caching(copied)

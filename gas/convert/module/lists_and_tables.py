@@ -17,8 +17,14 @@ from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.arguments import LayerAlone, find_method, graph_parameter, is_list, parameters
-from gas.convert.preparation import EDGE_LIST, NODE_ID, First, spread
+from gas.convert.module.arguments import (
+    LayerAlone,
+    find_method,
+    graph_parameter,
+    is_list,
+    parameters,
+)
+from gas.convert.module.preparation import EDGE_LIST, NODE_ID, First, spread
 from gas.graph import PERM, PREPARED, check_ids, is_row_per_edge, is_row_per_node
 from gas.nn import twin
 

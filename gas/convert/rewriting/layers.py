@@ -11,10 +11,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.nn import Module
 
-from gas.convert.edge_layers import DROP, EdgeLayer, bind
-from gas.convert.known import walk_back
-from gas.convert.rewrite import erase_unused
-from gas.convert.scope import (
+from gas.convert.rewriting.rewrite import erase_unused
+from gas.convert.tracing.scope import (
     SQUARE,
     edge_weight,
     edges,
@@ -22,8 +20,10 @@ from gas.convert.scope import (
     source_pair,
     sources,
 )
-from gas.convert.trace import is_layer
-from gas.convert.traced import ROWS, Traced
+from gas.convert.tracing.trace import is_layer
+from gas.convert.tracing.traced import ROWS, Traced
+from gas.convert.values.edge_layers import DROP, EdgeLayer, bind
+from gas.convert.values.known import walk_back
 from gas.graph import WEIGHT
 
 
@@ -67,9 +67,9 @@ class LayerCall:
         """Return the arguments of the call, in a form.
 
         Args:
-            form: One of the forms in :mod:`gas.convert.scope`.
-            make: ``make(function, *args)`` calls a function of :mod:`gas.convert.scope`, with the
-                neighbourhood that the layer takes.
+            form: One of the forms in :mod:`gas.convert.tracing.scope`.
+            make: ``make(function, *args)`` calls a function of :mod:`gas.convert.tracing.scope`,
+                with the neighbourhood that the layer takes.
             value_of: Returns the value of an argument of the traced graph.
         """
         picked = [self.given[name] for name in self.picked]

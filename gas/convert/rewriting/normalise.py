@@ -7,10 +7,10 @@ from typing import Any
 
 import torch_geometric.nn as pyg
 
-from gas.convert.edge_dropout import AFTER_DROP
-from gas.convert.edge_layers import DROP, bind
-from gas.convert.matrices import LOOPS, gcn_norm, normalises
-from gas.convert.traced import Traced
+from gas.convert.rewriting.edge_dropout import AFTER_DROP
+from gas.convert.tracing.traced import Traced
+from gas.convert.values.edge_layers import DROP, bind
+from gas.convert.values.matrices import LOOPS, gcn_norm, normalises
 from gas.graph import WEIGHT
 
 LAYER = "layer"  # What a normalisation notes: the name of the layer that does it.

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from gas.convert.edge_layers import DROP
-from gas.convert.known import is_about_shape, is_close
-from gas.convert.modes import EDGE_DROPOUTS, TRAINING
-from gas.convert.rewrite import exchange
-from gas.convert.trace import is_layer
-from gas.convert.traced import Traced, function_name
+from gas.convert.rewriting.rewrite import exchange
+from gas.convert.tracing.trace import is_layer
+from gas.convert.tracing.traced import Traced, function_name
+from gas.convert.values.edge_layers import DROP
+from gas.convert.values.known import is_about_shape, is_close
+from gas.convert.values.modes import EDGE_DROPOUTS, TRAINING
 from gas.graph import is_row_per_edge
 
 AFTER_DROP = "after_drop"  # What a value notes that the module computes of the edges that are left.

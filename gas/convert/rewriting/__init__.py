@@ -1,0 +1,1 @@
+"""Rewrites of a traced graph, until its layers read histories."""
