@@ -68,6 +68,7 @@ CONVERT = {  # Of gas/convert, whose tests are by what users write: see tests/co
     "trace": "changes training own_layers messages user_shapes",
     "traced": "unusual_modules projections messages given_lists",
     "traced_matrix": "matrices given_graph",
+    "wrapped": "kept_graphs unusual_modules given_lists",
 }
 OTHER_TESTS = {  # Where they have other names.
     **{

@@ -14,7 +14,6 @@ from torch_geometric.data import Data
 from torch_geometric.nn.inits import reset
 
 from gas.convert.check import Conversion
-from gas.convert.module.arguments import LayerAlone
 from gas.convert.module.followed import check_hooks, find_followed
 from gas.convert.module.preparation import (
     Preparation,
@@ -23,6 +22,7 @@ from gas.convert.module.preparation import (
     is_weighted,
 )
 from gas.convert.module.state import CONSTANT
+from gas.convert.module.wrapped import LayerAlone
 from gas.convert.rewriting.place import multiplies_sparse, reads_in_place
 from gas.convert.rewriting.rewrite import (
     drop_in_one_pass,

@@ -17,11 +17,12 @@ from torch_geometric.nn import MessagePassing
 
 from gas.convert.conversion import Choices, convert_module
 from gas.convert.model import Converted
-from gas.convert.module.arguments import make_graph, node_table_error, wrap_global, wrap_layer
+from gas.convert.module.arguments import make_graph, node_table_error
 from gas.convert.module.inputs import Inputs, find_inputs
 from gas.convert.module.kept import find_filled
 from gas.convert.module.lists_and_tables import wrap_lists
 from gas.convert.module.state import is_own_module, keep_generators
+from gas.convert.module.wrapped import wrap_kept_graph, wrap_layer
 from gas.convert.sample import find_sample_graphs
 from gas.convert.tracing.outputs import MismatchError
 from gas.convert.values.edge_layers import UNROLLED, DirectionError, InexactLayerError, find_dubious
@@ -174,7 +175,7 @@ def _convert(net: Module, data: Data, options: dict[str, Any]) -> Converted:
     """Convert a module; if that fails, with its tables of nodes read by their rows."""
     if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
         net = wrap_layer(net)
-    net = wrap_global(net)
+    net = wrap_kept_graph(net, data)
     options = _with_precision(net, data.x, options)
     if "num_nodes" in data:
         check_nodes(data, data.num_nodes)

@@ -150,4 +150,5 @@ def preserve_state(model: BatchModel) -> Iterator[None]:
                 vars(model)["reg_loss"] = 0.0  # Otherwise it keeps the graph of autograd.
             with torch.no_grad():
                 for buffer, before in buffers:
-                    buffer.copy_(before)
+                    if not torch.equal(buffer, before):  # A buffer may be a tensor of the graph.
+                        buffer.copy_(before)

@@ -877,6 +877,11 @@ CASES = {
     "a matrix that is kept": lambda t: convert(
         lambda net, x: net.matrix @ net.conv.lin_l(x), "x", matrix=nn.Buffer(torch.eye(4))
     ),
+    "edges that are kept": lambda t: convert(
+        lambda net, x: net.conv(x, net.edges),
+        "x",
+        edges=nn.Buffer(torch.tensor([[0, 99], [99, 0]])),
+    ),
     "two matrices that are kept": lambda t: convert(
         lambda net, x: net.one @ (net.two @ x),
         "x",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dis
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import FunctionType
 from typing import Any
 
@@ -300,6 +298,12 @@ def node_table_error(
                 each.shape[0] == size or (is_shared and is_list("edge", each))
                 for each in find_rows(value)
             )
+            if is_edge_list(value) and not is_shared:
+                return ValueError(
+                    f"'{prefix + name}' keeps edges of a whole graph, and a mini-batch has some of "
+                    "them: take 'edge_index' as an argument of forward, and compute others from it "
+                    f"there. Now, {error}"
+                )
             if is_kept or _size_of(value)[:1] == (size,):
                 is_table = not prefix.endswith(":") and not isinstance(value, dict | list | tuple)
                 tables.append((prefix + name, name, is_table))
@@ -334,53 +338,3 @@ def _size_of(value: Any) -> tuple[int, ...]:
     sizes = getattr(value, "sparse_sizes", None)
     found = getattr(value, "shape", ()) if sizes is None else sizes()
     return tuple(found) if isinstance(found, tuple) else ()  # numpy.shape is a function.
-
-
-class LayerAlone(Module):
-    """A module that calls a layer, with its parameters, as those of an ``encoder`` are found."""
-
-    def __init__(self, layer: Module) -> None:
-        super().__init__()
-        self.encoder, self.training = layer, layer.training
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the layer gives."""
-        return self.encoder(*args, **kwargs)
-
-
-def wrap_layer(layer: Module) -> Module:
-    """Return a module, of the same name, that calls a layer which is converted alone."""
-    return type(type(layer).__name__, (LayerAlone,), {})(layer)
-
-
-class _ReadsGlobal(LayerAlone):
-    """A module that is given the graph which another reads as a global variable."""
-
-    _variable = ""
-
-    def forward(self, data: Data) -> Any:
-        """Return what the module gives for a graph."""
-        variables = type(self.encoder).forward.__globals__
-        before, variables[self._variable] = variables[self._variable], data
-        try:
-            return self.encoder()
-        finally:
-            variables[self._variable] = before
-
-
-def wrap_global(net: Module) -> Module:
-    """Return a module ``forward(data)``, of the same name, of one that reads a global ``data``.
-
-    One whose ``forward`` takes something, or reads several graphs, is returned as it is.
-    """
-    function: Any = type(net).forward
-    code = getattr(function, "__code__", None)
-    if code is None or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS):
-        return net
-    if code.co_argcount != 1 or code.co_kwonlyargcount:
-        return net
-    names = {e.argval for e in dis.get_instructions(code) if e.opname == "LOAD_GLOBAL"}
-    found = [name for name in names if isinstance(function.__globals__.get(name), Data)]
-    if len(found) != 1:
-        return net
-    return type(type(net).__name__, (_ReadsGlobal,), {"_variable": found[0]})(net)

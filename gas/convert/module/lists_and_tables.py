@@ -18,13 +18,13 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 from gas.convert.module.arguments import (
-    LayerAlone,
     find_method,
     graph_parameter,
     is_list,
     parameters,
 )
 from gas.convert.module.preparation import EDGE_LIST, NODE_ID, First, spread
+from gas.convert.module.wrapped import LayerAlone, make_forward
 from gas.graph import PERM, PREPARED, check_ids, is_row_per_edge, is_row_per_node
 from gas.nn import twin
 
@@ -150,14 +150,7 @@ def wrap_lists(net: Module, data: Data, in_graph: bool = False) -> tuple[Module,
     given = {key: inspect.Parameter(key, kind, default=wanted[key]) for key in names}
     needed = () if graph else ("edge_index", EDGE_LIST)
     given |= {key: inspect.Parameter(key, kind) for key in needed}
-    ordered = sorted(given.values(), key=lambda each: each.default is not each.empty)
-
-    def forward(self: Any, **values: Any) -> Any:
-        return TakesLists.forward(self, **values)
-
-    own = inspect.Parameter("self", kind)
-    # For what asks for the parameters of forward. Type checkers don't know this attribute.
-    forward.__signature__ = inspect.Signature([own, *ordered])  # type: ignore[attr-defined]
+    forward = make_forward(TakesLists, [*given.values()])
     members = {"lists": lists, "method": method, "graph": graph, "forward": forward}
     return type(type(net).__name__, (TakesLists,), members)(net), lists(data)
 

@@ -1,0 +1,149 @@
+"""Modules that are converted through another: layers alone, and those that keep their graph."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Iterator, Sequence
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch_geometric.data import Data
+
+from gas.convert.module.arguments import graph_parameter, parameters
+
+
+class LayerAlone(Module):
+    """A module that calls a layer, with its parameters, as those of an ``encoder`` are found."""
+
+    def __init__(self, layer: Module) -> None:
+        super().__init__()
+        self.encoder, self.training = layer, layer.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the layer gives."""
+        return self.encoder(*args, **kwargs)
+
+
+def wrap_layer(layer: Module) -> Module:
+    """Return a module, of the same name, that calls a layer which is converted alone."""
+    return type(type(layer).__name__, (LayerAlone,), {})(layer)
+
+
+def make_forward(kind: type[LayerAlone], parameters: Sequence[inspect.Parameter]) -> Any:
+    """Return a ``forward`` with these parameters, that calls the one of a class by keywords."""
+
+    def forward(self: Any, **values: Any) -> Any:
+        return kind.forward(self, **values)
+
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    ordered = sorted(parameters, key=lambda each: each.default is not each.empty)
+    # For what asks for the parameters of forward. Type checkers don't know this attribute.
+    forward.__signature__ = inspect.Signature([own, *ordered])  # type: ignore[attr-defined]
+    return forward
+
+
+class _ReadsGlobal(LayerAlone):
+    """A module that is given the graph which another reads as a global variable."""
+
+    _variable = ""
+
+    def forward(self, data: Data) -> Any:
+        """Return what the module gives for a graph."""
+        variables = type(self.encoder).forward.__globals__
+        before, variables[self._variable] = variables[self._variable], data
+        try:
+            return self.encoder()
+        finally:
+            variables[self._variable] = before
+
+
+class _KeepsGraph(LayerAlone):
+    """A module that is given the graph, or its tensors, which another has as attributes."""
+
+    places: tuple[tuple[str, str, str], ...] = ()
+    """The name of a parameter, of the module that keeps its value, and of the attribute there."""
+
+    def forward(self, **given: Any) -> Any:
+        """Return what the module gives for a graph."""
+        kept = [(_namespace(self.encoder, of, key), key, name) for name, of, key in self.places]
+        before = [values[key] for values, key, _ in kept]
+        rest = {name: given[name] for name in given if all(name != each[2] for each in kept)}
+        try:
+            for values, key, name in kept:
+                values[key] = given[name]
+            return self.encoder(**rest)
+        finally:
+            for (values, key, _), old in zip(kept, before, strict=True):
+                values[key] = old
+
+
+def _namespace(net: Module, of: str, name: str) -> dict[str, Any]:
+    """Return the buffers, or other attributes, of the submodule that has an attribute."""
+    module = net.get_submodule(of)
+    buffers: dict[str, Any] = module._buffers
+    return buffers if name in buffers else vars(module)
+
+
+def wrap_kept_graph(net: Module, data: Data) -> Module:
+    """Return a module, of the same name, that takes the graph which another keeps.
+
+    That is a ``Data`` of an attribute or a global variable, if ``forward`` takes nothing, or
+    tensors of ``data`` that ``forward`` doesn't take. Other modules are returned as they are.
+    """
+    code = getattr(type(net).forward, "__code__", None)
+    if code is None:
+        return net
+    named = {} if code.co_argcount + code.co_kwonlyargcount == 1 else parameters(net, "forward")
+    takes_others = bool(code.co_flags & (CO_VARARGS | CO_VARKEYWORDS))
+    if takes_others and named:
+        return net
+    if not takes_others and not named and (variable := _find_global(type(net).forward)):
+        return type(type(net).__name__, (_ReadsGlobal,), {"_variable": variable})(net)
+    kept = [*_find_attributes(net)]
+    places = [("data", of, key) for of, key, value in kept if isinstance(value, Data)]
+    if named or len(places) != 1:
+        takes_graph = graph_parameter(named, data)
+        wanted = {} if takes_graph else {k: v for k, v in data.to_dict().items() if _is_input(k, v)}
+        places = [
+            (name, of, key) for of, key, value in kept for name in wanted
+            if name not in named and _is_same(value, wanted[name])
+        ]  # fmt: skip
+    if not places:
+        return net
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    given = {key: inspect.Parameter(key, kind, default=named[key]) for key in named}
+    given |= {key: inspect.Parameter(key, kind) for key, _, _ in places}
+    forward = make_forward(_KeepsGraph, [*given.values()])
+    members = {"places": tuple(places), "forward": forward}
+    return type(type(net).__name__, (_KeepsGraph,), members)(net)
+
+
+def _find_global(forward: Any) -> str:
+    """Return the name of the global variable that is a graph; "" unless there is one."""
+    names = {e.argval for e in dis.get_instructions(forward) if e.opname == "LOAD_GLOBAL"}
+    found = [name for name in names if isinstance(forward.__globals__.get(name), Data)]
+    return found[0] if len(found) == 1 else ""
+
+
+def _find_attributes(net: Module) -> Iterator[tuple[str, str, Any]]:
+    """Yield the module, name and value of each attribute that is no parameter."""
+    for of, module in net.named_modules():
+        for name, value in [*vars(module).items(), *module._buffers.items()]:
+            yield of, name, value
+
+
+def _is_input(name: str, value: Any) -> bool:
+    """Return whether an attribute of a graph may be an argument of a module."""
+    is_strided = isinstance(value, Tensor) and value.layout == torch.strided
+    return is_strided and name != "y" and not name.endswith("_mask")
+
+
+def _is_same(value: Any, tensor: Tensor) -> bool:
+    if not isinstance(value, Tensor) or value.layout != torch.strided:
+        return False
+    is_alike = value.shape == tensor.shape and value.dtype == tensor.dtype
+    return is_alike and torch.equal(value.to(tensor.device), tensor)
