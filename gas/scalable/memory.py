@@ -140,7 +140,8 @@ def _largest_batch_bytes(model: BatchModel, graph: Data) -> int:
 @contextmanager
 def preserve_state(model: BatchModel) -> Iterator[None]:
     """Restore a model's modes and buffers, and PyTorch's generators, after this context."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    dense = (buffer for buffer in model.buffers() if buffer.layout == torch.strided)
+    buffers = [(buffer, buffer.clone()) for buffer in dense]
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), preserve_modes(model):
         try:
@@ -150,5 +151,5 @@ def preserve_state(model: BatchModel) -> Iterator[None]:
                 vars(model)["reg_loss"] = 0.0  # Otherwise it keeps the graph of autograd.
             with torch.no_grad():
                 for buffer, before in buffers:
-                    if not torch.equal(buffer, before):  # A buffer may be a tensor of the graph.
+                    if not torch.equal(buffer, before):  # Some may be the graph's own tensors.
                         buffer.copy_(before)

@@ -85,6 +85,23 @@ class KeepsInLayers(nn.Module):
         return self.b(self.a(self.table.weight).relu())
 
 
+class KeepsMatrix(nn.Module):
+    def __init__(self, data):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.matrix = data.adj_t
+
+    def forward(self, x):
+        return self.matrix @ self.b(torch.sparse.mm(self.matrix, self.a(x)).relu())
+
+
+class KeepsMatrixAsBuffer(KeepsMatrix):
+    def __init__(self, data):
+        super().__init__(data)
+        del self.matrix
+        self.register_buffer("matrix", data.adj_t, persistent=False)
+
+
 def of_nothing(net, _):
     return net()
 
@@ -113,6 +130,20 @@ def test_what_a_module_keeps_of_the_graph_is_given(kind, call):
     assert {name: id(value) for name, value in vars(net).items()} == before
     assert data.edge_weight._version == 0  # Of buffers that are the graph's own tensors.
     torch.testing.assert_close(copy.deepcopy(model).predict(graph, log=False), out)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+@pytest.mark.parametrize("kind", [KeepsMatrix, KeepsMatrixAsBuffer])
+def test_a_matrix_that_a_module_keeps_is_given(kind, layout):
+    data = make_graph()
+    edges = data.edge_index.flip(0), data.edge_weight, (data.num_nodes, data.num_nodes)
+    data.adj_t = torch.sparse_coo_tensor(*edges).coalesce().to_sparse(layout=layout)
+    del data.edge_index, data.edge_weight
+    net = kind(data).double().eval()
+    model = gas.to_scalable(net, data, dtype=torch.float64).eval()
+    graph = gas.cluster(data, 4, model=model, log=False)
+    torch.testing.assert_close(model.predict(graph, log=False), net(data.x))
+    assert gas.verify(model, graph)
 
 
 def test_another_graph_has_its_own_edges():

@@ -272,7 +272,7 @@ def node_table_error(
     It quotes the ``error`` that the module raises. Attributes that it computes of the graph itself
     are ``emptied``.
     """
-    size, matrices = data.num_nodes, []
+    size, matrices = data.num_nodes, dict[int, str]()
     for name, weight in net.named_parameters():
         if "node_id" in data or is_lazy(weight) or weight.dim() != 2 or size not in weight.shape:
             continue
@@ -307,10 +307,20 @@ def node_table_error(
             if is_kept or _size_of(value)[:1] == (size,):
                 is_table = not prefix.endswith(":") and not isinstance(value, dict | list | tuple)
                 tables.append((prefix + name, name, is_table))
-                matrices += [name] * (_size_of(value) == (size, size))
+                if _size_of(value) == (size, size):
+                    matrices[id(value)] = name  # A script may have it as a variable, too.
     if not tables:
         return None
     name, attribute, is_table = min(tables, key=lambda table: not table[2])
+    cure = _find_cure(attribute, is_table, matrices.values())
+    return ValueError(
+        f"'{name}' keeps rows of all nodes of a graph, and a mini-batch has some of the nodes: "
+        f"{cure}. Now, {error}"
+    )
+
+
+def _find_cure(attribute: str, is_table: bool, matrices: Collection[str]) -> str:
+    """Return what to do about an attribute with rows of all nodes; ``matrices`` are square."""
     cure = "convert the module before its first call, or reset what forward computes"
     if is_table:
         cure = (
@@ -325,10 +335,7 @@ def node_table_error(
             "each matrix in data.edge_attr, and multiply by torch.sparse_coo_tensor("
             "edge_index.flip(0), edge_attr[:, 0], (num_nodes, num_nodes)), and by that of column 1"
         )
-    return ValueError(
-        f"'{name}' keeps rows of all nodes of a graph, and a mini-batch has some of the nodes: "
-        f"{cure}. Now, {error}"
-    )
+    return cure
 
 
 def _size_of(value: Any) -> tuple[int, ...]:

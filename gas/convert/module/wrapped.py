@@ -69,23 +69,19 @@ class _KeepsGraph(LayerAlone):
 
     def forward(self, **given: Any) -> Any:
         """Return what the module gives for a graph."""
-        kept = [(_namespace(self.encoder, of, key), key, name) for name, of, key in self.places]
-        before = [values[key] for values, key, _ in kept]
+        kept = [(vars(self.encoder.get_submodule(of)), key, name) for name, of, key in self.places]
+        before = [values.get(key) for values, key, _ in kept]
         rest = {name: given[name] for name in given if all(name != each[2] for each in kept)}
         try:
             for values, key, name in kept:
-                values[key] = given[name]
+                values[key] = given[name]  # Python finds it before a buffer.
             return self.encoder(**rest)
         finally:
             for (values, key, _), old in zip(kept, before, strict=True):
-                values[key] = old
-
-
-def _namespace(net: Module, of: str, name: str) -> dict[str, Any]:
-    """Return the buffers, or other attributes, of the submodule that has an attribute."""
-    module = net.get_submodule(of)
-    buffers: dict[str, Any] = module._buffers
-    return buffers if name in buffers else vars(module)
+                if old is None:
+                    values.pop(key, None)
+                else:
+                    values[key] = old
 
 
 def wrap_kept_graph(net: Module, data: Data) -> Module:
@@ -138,12 +134,17 @@ def _find_attributes(net: Module) -> Iterator[tuple[str, str, Any]]:
 
 def _is_input(name: str, value: Any) -> bool:
     """Return whether an attribute of a graph may be an argument of a module."""
-    is_strided = isinstance(value, Tensor) and value.layout == torch.strided
-    return is_strided and name != "y" and not name.endswith("_mask")
+    is_rows = isinstance(value, Tensor) or hasattr(value, "sparse_sizes")
+    return is_rows and name != "y" and not name.endswith("_mask")
 
 
-def _is_same(value: Any, tensor: Tensor) -> bool:
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
+def _is_same(value: Any, other: Any) -> bool:
+    """Return whether two values are one, or equal dense tensors."""
+    if value is other:
+        return True
+    if not all(
+        isinstance(each, Tensor) and each.layout == torch.strided for each in (value, other)
+    ):
         return False
-    is_alike = value.shape == tensor.shape and value.dtype == tensor.dtype
-    return is_alike and torch.equal(value.to(tensor.device), tensor)
+    is_alike = value.shape == other.shape and value.dtype == other.dtype
+    return is_alike and torch.equal(value.to(other.device), other)

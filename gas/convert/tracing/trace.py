@@ -164,9 +164,12 @@ class _Tracer(Tracer):
         return isinstance(m, (*UNROLLED, *self._opened))
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
-        weights = [weight for each in m.modules() for weight in each._parameters.values()]
-        has_rows = any(issubclass(type(weight), Proxy) for weight in weights)  # Of a table.
-        if self._opens(m) or isinstance(m, torch.nn.Sequential) or has_rows:
+        kept = [
+            value for each in m.modules()
+            for values in (each._parameters, vars(each)) for value in values.values()
+        ]  # fmt: skip
+        is_given = any(issubclass(type(value), Proxy | TracedMatrix) for value in kept)
+        if self._opens(m) or isinstance(m, torch.nn.Sequential) or is_given:
             return False  # Histories are placed before a dropout in it.
         return isinstance(m, MessagePassing) or not any(
             isinstance(child, MessagePassing) for child in m.modules()
