@@ -9,7 +9,7 @@ from conftest import random_graph
 from torch_geometric.nn import GraphSAGE
 
 import gas
-from gas.history import DriftCorrection
+from gas.history import DriftCorrection, measure_staleness
 from gas.training import train_epoch
 
 
@@ -221,3 +221,10 @@ def test_training_records_the_drift():
     assert all(0 < each < 10 for each in run.drift)
     run = gas.fit(model, graph, optimizer, 2, batch_size=2, log=False, correct_drift=False)
     assert all(math.isnan(each) for each in run.drift)
+
+
+def test_the_error_of_rows_is_relative_to_the_exact_ones():
+    stored = make_history(torch.full((4, 3), 1.5))
+    exact = make_history(torch.full((4, 3), 2.0))
+    found = measure_staleness(1, stored, exact)
+    assert (found.layer, found.mean_age, found.error) == (1, 0.0, 0.25)
