@@ -157,15 +157,20 @@ def test_another_graph_has_its_own_edges():
     torch.testing.assert_close(model.predict(graph, log=False), expected)
 
 
-def test_edges_computed_of_the_graph_are_refused():
+def test_other_edges_are_refused_until_the_graph_has_them():
     class Normalises(Keeps):
         def __init__(self, data):
             super().__init__(data)
-            self.edges, self.weight = gcn_norm(data.edge_index, None, data.num_nodes)
+            self.edges, self.weight = gcn_norm(
+                data.edge_index, None, data.num_nodes, dtype=torch.float64
+            )
 
         def forward(self, x):
             return self.run(x, self.edges, self.weight)
 
     data = make_graph(300)
-    with pytest.raises(ValueError, match="'edges' keeps edges of a whole graph.*: take 'edge_ind"):
-        gas.to_scalable(Normalises(data).double(), data)
+    net = Normalises(data).double().eval()
+    with pytest.raises(ValueError, match="'edges' keeps other edges .*: set data.edge_index to th"):
+        gas.to_scalable(net, data)
+    data.edge_index, data.edge_weight = net.edges, net.weight
+    check(net, data, of_features)

@@ -300,9 +300,10 @@ def node_table_error(
             )
             if is_edge_list(value) and not is_shared:
                 return ValueError(
-                    f"'{prefix + name}' keeps edges of a whole graph, and a mini-batch has some of "
-                    "them: take 'edge_index' as an argument of forward, and compute others from it "
-                    f"there. Now, {error}"
+                    f"'{prefix + name}' keeps other edges than the graph's, and a mini-batch has "
+                    "some of them: set data.edge_index to them, and data.edge_weight to their "
+                    "weights; or take 'edge_index' as an argument of forward, and compute others "
+                    f"from it there. Now, {error}"
                 )
             if is_kept or _size_of(value)[:1] == (size,):
                 is_table = not prefix.endswith(":") and not isinstance(value, dict | list | tuple)
