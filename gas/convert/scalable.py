@@ -22,7 +22,7 @@ from gas.convert.module.inputs import Inputs, find_inputs
 from gas.convert.module.kept import find_filled
 from gas.convert.module.lists_and_tables import wrap_lists
 from gas.convert.module.state import is_own_module, keep_generators
-from gas.convert.module.wrapped import wrap_kept_graph, wrap_layer
+from gas.convert.module.wrapped import wrap_edges_by_other_names, wrap_kept_graph, wrap_layer
 from gas.convert.sample import find_sample_graphs
 from gas.convert.tracing.outputs import MismatchError
 from gas.convert.values.edge_layers import UNROLLED, DirectionError, InexactLayerError, find_dubious
@@ -123,6 +123,9 @@ def to_scalable(
                 joined, listed = wrap_lists(net, data, in_graph=True)
                 if joined is not net:
                     return _convert(joined, listed, kwargs)
+                renamed = wrap_edges_by_other_names(net, data)
+                if renamed is not net:
+                    return _convert(renamed, data, kwargs)
             raise
 
 

@@ -772,3 +772,65 @@ def test_models_without_edges_look_at_one_node():
 
     with pytest.raises(ValueError, match=r"'mean' \(mean\) isn't exact"):
         gas.to_scalable(Centred(), random_graph())
+
+
+class NamesEdges(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = SAGEConv(5, 8), pyg.GCNConv(8, 3)
+
+    def forward(self, x, ei, scale=2.0):
+        return self.b(self.a(scale * x, ei).relu(), ei)
+
+
+class NamesBoth(NamesEdges):
+    def forward(self, features, edges):
+        return super().forward(features, edges)
+
+
+class NamesEdgesFirst(NamesEdges):
+    def forward(self, edges, x, edge_weight):
+        return self.b(self.a(x, edges).relu(), edges, edge_weight)
+
+
+@pytest.mark.parametrize(
+    ("net", "call"),
+    [
+        (NamesEdges(), of_x),
+        (NamesBoth(), of_x),
+        (NamesEdgesFirst(), lambda net, data: net(data.edge_index, data.x, data.edge_weight)),
+    ],
+)
+def test_edges_of_another_name(net, call):
+    data = random_graph(dtype=torch.float64)
+    data.edge_weight = torch.rand(data.num_edges, dtype=torch.float64)
+    check(net, data, call)
+    check_gradients(net, data, call)
+
+
+class NamesMatrix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x, matrix):
+        return matrix @ self.b((matrix @ self.a(x)).relu())
+
+
+def test_a_matrix_of_another_name():
+    data = random_graph(dtype=torch.float64)
+    size = (data.num_nodes, data.num_nodes)
+    value = torch.rand(data.num_edges, dtype=torch.float64)
+    matrix = torch.sparse_coo_tensor(data.edge_index.flip(0), value, size).coalesce()
+    data.adj_t = matrix.to_sparse_csr()
+    del data.edge_index
+    check(NamesMatrix(), data, lambda net, data: net(data.x, data.adj_t))
+
+
+def test_an_argument_that_is_no_edges_is_refused():
+    class Scales(NamesEdges):
+        def forward(self, x, temperature):
+            return self.a.lin_l(x) / temperature
+
+    with pytest.raises(ValueError, match="takes x, temperature, and none of them is the adjacency"):
+        gas.to_scalable(Scales(), random_graph())

@@ -635,7 +635,7 @@ CASES = {
     "a ScalableGNN": lambda t: gas.to_scalable(Model(), ring()),
     "no data": lambda t: gas.to_scalable(pyg.GCN(2, 2, 2)),
     "num_nodes, and no width": lambda t: gas.to_scalable(pyg.GCN(-1, 2, 2), num_nodes=4),
-    "no adjacency": lambda t: convert(lambda net, x, edges: net.conv(x, edges), "x, edges"),
+    "no adjacency": lambda t: convert(lambda net, x, rate: net.conv.lin_l(x) * rate, "x, rate"),
     "an attribute that the graph lacks": lambda t: convert(
         lambda net, x, edge_index, pos: net.conv(x + pos, edge_index), "x, edge_index, pos"
     ),
@@ -915,7 +915,7 @@ CASES = {
         lambda net: net.scale.zero_(), lambda net: net.scale.exp()
     ),
     "an argument of a lazy module that the graph lacks": lambda t: convert(
-        lambda net, x, e: net.lazy(x, e), "x, e", lazy=pyg.SAGEConv((-1, -1), 2)
+        lambda net, x, e: net.lazy(x * e, e), "x, e", lazy=pyg.SAGEConv((-1, -1), 2)
     ),
     "an option of a layer that is changed": lambda t: replaced(
         lambda net: setattr(net.conv, "normalize", "maybe")

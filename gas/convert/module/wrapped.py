@@ -13,7 +13,14 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.data import Data
 
-from gas.convert.module.arguments import graph_parameter, parameters
+from gas.convert.module.arguments import (
+    ADJACENCY,
+    UNSUPPORTED,
+    features_parameter,
+    find_method,
+    graph_parameter,
+    parameters,
+)
 
 
 class LayerAlone(Module):
@@ -116,6 +123,41 @@ def wrap_kept_graph(net: Module, data: Data) -> Module:
     forward = make_forward(_KeepsGraph, [*given.values()])
     members = {"places": tuple(places), "forward": forward}
     return type(type(net).__name__, (_KeepsGraph,), members)(net)
+
+
+class _Renames(LayerAlone):
+    """A module that is given the edges by their name, for another that has a name of its own."""
+
+    edges = name = ""
+
+    def forward(self, **given: Any) -> Any:
+        """Return what the module gives for a graph."""
+        given[self.name] = given.pop(self.edges)
+        return self.encoder(**given)
+
+
+def wrap_edges_by_other_names(net: Module, data: Data) -> Module:
+    """Return a module, of the same name, that takes the edges which another takes by another name.
+
+    Such as ``forward(x, ei)``: the one argument that it needs and the graph doesn't have. Other
+    modules are returned as they are.
+    """
+    named = parameters(net, "forward") if find_method(net) == "forward" else {}
+    needed = [name for name in named if named[name] is inspect.Parameter.empty]
+    if len(needed) < 2 or any(name in ADJACENCY for name in named):
+        return net
+    features = "x" if "x" in named else features_parameter(named, data, "")
+    found = [name for name in needed if name not in data and name not in (features, *UNSUPPORTED)]
+    edges = next((key for key in ("edge_index", "adj_t") if data.get(key) is not None), "")
+    if len(found) != 1 or not edges:
+        return net
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    given = [
+        inspect.Parameter(edges if name in found else name, kind, default=default)
+        for name, default in named.items()
+    ]
+    members = {"edges": edges, "name": found[0], "forward": make_forward(_Renames, given)}
+    return type(type(net).__name__, (_Renames,), members)(net)
 
 
 def _find_global(forward: Any) -> str:
