@@ -123,6 +123,10 @@ class Augmentation(Resumable, BaseTransform):
         num_steps: int = 1,
         generator: torch.Generator | None = None,
     ) -> None:
+        if not isinstance(data, Data):
+            raise ValueError(
+                f"'data' is a {type(data).__name__}, expected the graph, a torch_geometric Data"
+            )
         check_integer("num_steps", num_steps, 0)
         self.units = Units(data, undirected)
         self.undirected = undirected

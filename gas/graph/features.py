@@ -25,6 +25,7 @@ from gas.native import (
     has_sorted_rows,
     is_sparse,
     sparse_csr,
+    warn,
 )
 
 BLOCK = 1 << 20  # Values that are checked together.
@@ -362,3 +363,9 @@ def check_data_features(data: Data, with_mapped: bool = False) -> None:
         is_mapped = hasattr(value, MAPPED) or get_mapped_rows(value) is not None
         if with_mapped or not is_mapped:
             check_finite(key, value)
+        if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
+            warn(
+                f"'{key}' of the graph is computed of a tensor that requires a gradient, such as "
+                "by gas.cluster, and PyTorch goes back through this once: set "
+                f"graph.{key} = torch.nn.Parameter(graph.{key}.detach()), for the optimizer"
+            )

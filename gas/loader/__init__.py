@@ -3,6 +3,7 @@
 from gas.loader.batch import (
     GRAPH_SIZE,
     NODE_ORDER,
+    OF_BATCH,
     RNG_FINGERPRINT,
     SubData,
     find_node_order,
@@ -24,6 +25,7 @@ __all__ = [
     "EvalSubgraphLoader",
     "GRAPH_SIZE",
     "NODE_ORDER",
+    "OF_BATCH",
     "HeteroLoader",
     "LinkLoader",
     "PartSampler",

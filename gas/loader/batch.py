@@ -21,6 +21,7 @@ from gas.native import csr_parts, explain_missing_cuda, is_sparse
 RNG_FINGERPRINT = "drawn"
 GRAPH_SIZE = "graph_size"
 NODE_ORDER = "node_order"
+OF_BATCH = "of_batch"  # Of a square adjacency.
 
 
 class SubData(NamedTuple):
@@ -111,6 +112,8 @@ class SubData(NamedTuple):
 
         def move(value: Any) -> Any:
             there = value.to(device=device, non_blocking=non_blocking)
+            if getattr(value, OF_BATCH, False):
+                setattr(there, OF_BATCH, True)
             return cache_row_starts(there, value) if is_sparse(value) else there
 
         with explain_missing_cuda("the batch"):
@@ -217,7 +220,15 @@ def find_node_order(data: Data | HeteroData) -> tuple[int, int] | None:
     return num_nodes, checksum
 
 
-def tag_graph(n_id: Tensor, num_nodes: int, order: tuple[int, int] | None) -> None:
-    """Note on the ids of a batch of how many nodes its graph is, and in which order they are."""
+def tag_graph(
+    n_id: Tensor, num_nodes: int, order: tuple[int, int] | None, square: SubData | None = None
+) -> None:
+    """Note on the ids of a batch of how many nodes its graph is, and in which order they are.
+
+    And on the adjacency of a square batch with a halo, that it isn't that of a whole graph.
+    """
     setattr(n_id, GRAPH_SIZE, num_nodes)
     setattr(n_id, NODE_ORDER, order)
+    if square is not None and n_id.numel() > square.batch_size:
+        adj = square.data.get("adj_t", square.data.get("edge_index"))
+        setattr(adj, OF_BATCH, True)

@@ -359,11 +359,9 @@ class BatchCutter:
         data.adj_t = self._layout.make(rowptr, col, value, num_cols)
 
     def _tag_ids(self, batch: SubData) -> SubData:
-        """Attach the graph's size, order, shard and random state to ``n_id``, in the main process.
-
-        A tensor that comes from a worker process has lost such attributes.
-        """
-        tag_graph(batch.n_id, self.num_nodes, self.node_order)
+        """Attach size, order, shard and random state to ``n_id``, which worker processes lose."""
+        square = batch if not self.bipartite or self.layout == "edge_index" else None
+        tag_graph(batch.n_id, self.num_nodes, self.node_order, square)
         if self.shard is not None:
             setattr(batch.n_id, SHARD, self.shard)
             chain = self.augmentation

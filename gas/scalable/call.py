@@ -24,6 +24,7 @@ from typing import Any, cast, overload
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch_geometric.data import Data
 
 from gas.graph import Adjacency
@@ -36,6 +37,7 @@ from gas.scalable.checks import (
     check_call,
     check_halo,
     check_order,
+    check_output,
     check_whole,
     collect_kwargs,
     explain,
@@ -178,7 +180,7 @@ class BatchModel(HistoryModel):
 
     def _join_outputs(self, out: Any) -> Tensor:
         """Return what the model returns as one tensor of rows."""
-        return out
+        return check_output(self, out)
 
     def _forward_inputs(self, batch: SubData) -> tuple[Tensor | Features, Any, dict[str, Any]]:
         """Return the arguments of ``forward``, with features in their store if it supports that."""
@@ -570,6 +572,11 @@ class Call:
                 self.check(history, x, self.model.num_nodes)
                 self.push(history, x)
             return x
+        if not isinstance(history, History):
+            raise ValueError(
+                f"'history' is {history!r}, expected one of the model's: "
+                "self.push_and_pull(self.histories[0], x, *args)"
+            )
         history = self.bank.get(history, history)
         self.check(history, x, batch_size)
         own = first_rows(x, batch_size)
@@ -648,7 +655,15 @@ class Call:
 
     def own_rows(self, out: Any) -> Any:
         """Return the in-batch rows of what forward has returned."""
-        return first_rows(out, self.batch_args[0]) if isinstance(out, Tensor) else out
+        size, n_id = self.batch_args[:2]
+        if isinstance(out, Tensor) or n_id is None:
+            return first_rows(out, size) if isinstance(out, Tensor) else out
+
+        def own(value: Any) -> Any:
+            is_of_all = isinstance(value, Tensor) and value.shape[:1] == n_id.shape
+            return first_rows(value, size) if is_of_all else value
+
+        return tree_map(own, out)
 
     def close(self) -> None:
         """Stop watching the layers, make the outer call current again, and cancel pending pulls."""

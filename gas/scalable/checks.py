@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from gas.graph import Adjacency
 from gas.history import Rows
-from gas.loader import GRAPH_SIZE
+from gas.loader import GRAPH_SIZE, OF_BATCH
 from gas.native import check_integer, is_sparse
 
 # Parameters of ``forward`` and ``forward_layer`` that are passed by position.
@@ -25,10 +25,15 @@ POSITIONAL = frozenset(
 )
 # Matches PyTorch's errors about operations that torch.sparse_csr doesn't support.
 MISMATCH = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+SIZES = re.compile(r"tensor with size (\d+) in dimension \d+, but expected size (\d+)")
 SPARSE = re.compile(r"sparse|layout|strides", re.IGNORECASE)
 WIDTHS = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
-DTYPES = re.compile(r"same dtype, but got (?:c10::)?(\w+) and (?:c10::)?(\w+)")
-NAMES = {torch.float64: "Double", torch.float32: "Float", torch.bfloat16: "BFloat16"}
+DTYPES = re.compile(r"same dtype, but got:? (?:c10::)?([\w ]+?) (?:and|!=) (?:c10::)?(\w+)")
+NAMES = {  # In errors, of which some have the names of C.
+    torch.float64: ("Double", "double"), torch.float32: ("Float", "float"),
+    torch.bfloat16: ("BFloat16",), torch.float16: ("Half",), torch.int64: ("Long", "long int"),
+    torch.int32: ("Int", "int"), torch.bool: ("Bool", "bool"),
+}  # fmt: skip
 
 
 def wrong_calls_error(calls: int, num_histories: int) -> RuntimeError:
@@ -63,6 +68,11 @@ def check_call(
         raise ValueError(
             "'batch_size' and 'n_id' describe a mini-batch together: pass all that the loader "
             "yields, model(batch.x, batch.adj_t, *args)"
+        )
+    if n_id is not None and not isinstance(n_id, Tensor):
+        raise ValueError(
+            f"'n_id' is {n_id!r}, expected a tensor of ids: the arguments after the adjacency are "
+            "batch_size, n_id, offset and count, in this order, as the loader yields them"
         )
     if batch_size is not None and n_id is not None:
         wanted = f"an integer between 0 and the {n_id.numel()} nodes in 'n_id'"
@@ -129,11 +139,28 @@ def check_halo(batch_size: int, n_id: Tensor, buffer_size: int | None) -> None:
 
 def check_whole(adj_t: Any) -> None:
     """Refuse the adjacency of a mini-batch without its ids."""
-    if (isinstance(adj_t, Adjacency) or is_sparse(adj_t)) and adj_t.size(0) != adj_t.size(1):
+    is_matrix = isinstance(adj_t, Adjacency) or is_sparse(adj_t)
+    if is_matrix and adj_t.size(0) != adj_t.size(1):
+        what = f"'adj_t' has shape {list(adj_t.shape)}, that"
+    elif getattr(adj_t, OF_BATCH, False):
+        what = f"'{'adj_t' if is_matrix else 'edge_index'}' is that"
+    else:
+        return
+    raise ValueError(
+        f"{what} of a mini-batch, which comes with ids: pass all that the loader yields, "
+        "model(batch.x, batch.adj_t, *args), or model(batch)"
+    )
+
+
+def check_output(model: object, out: Any) -> Tensor:
+    """Refuse outputs of a subclass that aren't one tensor, where one is assembled or scored."""
+    if not isinstance(out, Tensor):
         raise ValueError(
-            f"'adj_t' has shape {list(adj_t.shape)}, that of a mini-batch, which comes with ids: "
-            "pass all that the loader yields, model(batch.x, batch.adj_t, *args), or model(batch)"
+            f"forward of {type(model).__name__} returns a {type(out).__name__}, expected one "
+            "tensor here, with a row for each node: return one, such as all columns in a row, or "
+            "convert a plain module by gas.to_scalable, which may return several"
         )
+    return out
 
 
 def apply_transform(transform: Callable[[Data], Data], data: Data) -> Data:
@@ -184,16 +211,45 @@ def collect_kwargs(function: Callable[..., Tensor], data: Data) -> dict[str, Any
     return kwargs
 
 
+def _describe_halo(error: BaseException, batch_size: int | None, n_id: Tensor) -> str:
+    """Return the text of an error of rows of the batch alone beside those with its halo."""
+    return (
+        f"forward combines rows of the batch's {batch_size} nodes with rows of all "
+        f"{n_id.numel()}, halo included ({error}): 'adj_t' has a row for each node of the "
+        "batch alone, so that layers with a root term, such as SAGEConv, take "
+        "conv((x, x[:batch_size]), adj_t); or load with bipartite=False, or layout='edge_index' "
+        "for layers with edge_attr"
+    )
+
+
+def _explain_value_error(
+    error: ValueError, adj_t: Any, batch_size: int | None, n_id: Any
+) -> ValueError | None:
+    """Return an error with the cure if it is about one node, other layers or the halo."""
+    text = str(error)
+    if "more than 1 value per channel" in text:
+        return ValueError(
+            f"a batch norm is given the row of one node ({error}): take mini-batches of more "
+            "nodes, by fewer parts, a larger 'batch_size', or more 'memory'"
+        )
+    if "MessagePassing.propagate" in text and isinstance(adj_t, Adjacency):
+        return ValueError(
+            f"a layer of PyG takes no fused adjacency ({error}): after a layer was replaced in a "
+            "model that had been called, gas.fuse(model)"
+        )
+    found = SIZES.search(text)
+    if found and n_id is not None and {*found.groups()} == {str(batch_size), str(n_id.numel())}:
+        return ValueError(_describe_halo(error, batch_size, n_id))
+    return None
+
+
 def explain(
     error: BaseException, x: Any, adj_t: Any, batch_size: int | None = None, n_id: Any = None
 ) -> RuntimeError | ValueError | None:
     """Return an error with the cure if PyTorch's is about features, sparse matrices or the halo."""
     text, width = str(error), x.size(1) if isinstance(x, Tensor | Rows) and x.dim() == 2 else None
-    if isinstance(error, ValueError) and "more than 1 value per channel" in text:
-        return ValueError(
-            f"a batch norm is given the row of one node ({error}): take mini-batches of more "
-            "nodes, by fewer parts, a larger 'batch_size', or more 'memory'"
-        )
+    if isinstance(error, ValueError):
+        return _explain_value_error(error, adj_t, batch_size, n_id)
     if not isinstance(error, RuntimeError):
         return None
     if (found := WIDTHS.search(text)) is not None and found[1] == str(width):
@@ -201,7 +257,8 @@ def explain(
             f"'x' has {width} columns, and a layer takes {found[2]} ({error}): give the graph the "
             "features that the model was made for, or make a model for these"
         )
-    if (found := DTYPES.search(text)) is not None and found[1] == NAMES.get(getattr(x, "dtype", x)):
+    names = NAMES.get(x.dtype, ()) if isinstance(x, Tensor | Rows) else ()
+    if (found := DTYPES.search(text)) is not None and found[1] in names:
         return RuntimeError(
             f"'x' is {x.dtype}, and a layer has weights of another type ({error}): convert either, "
             "such as data.x = data.x.float(), or model.double()"
@@ -210,12 +267,7 @@ def explain(
     if n_id is not None and is_matrix and MISMATCH.findall(text) in (
         [(str(batch_size), str(n_id.numel()))], [(str(n_id.numel()), str(batch_size))],
     ):  # fmt: skip
-        return RuntimeError(
-            f"forward combines rows of the batch's {batch_size} nodes with rows of all "
-            f"{n_id.numel()}, halo included ({error}): 'adj_t' has a row for each node of the "
-            "batch alone, so that layers with a root term, such as SAGEConv, take "
-            "conv((x, x[:batch_size]), adj_t); or load with bipartite=False"
-        )
+        return RuntimeError(_describe_halo(error, batch_size, n_id))
     is_csr = isinstance(adj_t, Tensor) and adj_t.layout == torch.sparse_csr
     if is_csr and "scalar type" in text and not re.search("half|bfloat16", text, re.IGNORECASE):
         return RuntimeError(

@@ -22,6 +22,7 @@ from gas.scalable.call import BatchModel, Call, StopForward, run_call
 from gas.scalable.checks import (
     adjacency,
     check_graph,
+    check_output,
     collect_kwargs,
     explain,
     wrong_size_error,
@@ -104,7 +105,7 @@ def sweep_forwards(
         call = Call(model, x, adj_t, batch[1:], kwargs)
         call.layer, out = layer, None
         with contextlib.suppress(StopForward), context(batch):
-            out = run_call(call)[: batch.batch_size]
+            out = check_output(model, run_call(call))[: batch.batch_size]
         yield batch, out
 
 

@@ -220,10 +220,14 @@ def _warn_if_stale(model: BatchModel, graph: Data, halo: Tensor) -> None:
     if not model.histories or not halo.numel() or is_exact(model, graph):
         return
     ages = [h.num_pushes - int(h.written_at[halo.cpu()].min()) for h in model.histories]
-    warn(
-        f"the outputs of chosen nodes read rows of histories up to {max(ages)} pushes old, and "
-        "something has changed since they were exact: model.predict(graph) makes them so",
-    )
+    if all(bool((h.written_at[halo.cpu()] > 0).all()) for h in model.histories):
+        which = (
+            f"up to {max(ages)} pushes old, and something has changed since they were exact: "
+            "model.predict(graph) makes them so"
+        )
+    else:
+        which = "that were never written: model.predict(graph) fills them"
+    warn(f"the outputs of chosen nodes read rows of histories {which}")
 
 
 def predict_nodes(

@@ -292,10 +292,7 @@ def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
             "pass one that doesn't, such as torch.optim.Adam"
         )
     if not getattr(model, "_returns_rows", True):
-        raise ValueError(
-            "'model' returns several values, and the loss is that of one: write the loop of your "
-            "own, out = model(batch), or convert a module that returns one tensor"
-        )
+        raise _several_values_error()
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     if not trained and any(True for _ in model.parameters()):
         raise ValueError(
@@ -309,6 +306,13 @@ def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
             "model, after it was converted or copied, as "
             f"torch.optim.{type(optimizer).__name__}(model.parameters(), lr=...)"
         )
+
+
+def _several_values_error() -> ValueError:
+    return ValueError(
+        "'model' returns several values, and the loss is that of one: write the loop of your own, "
+        "out = model(batch), or take a model that returns one tensor"
+    )
 
 
 def _take_step(
@@ -448,6 +452,8 @@ class Objective:
             casts = torch.autocast(self.device.type, self.autocast)
         with torch.set_grad_enabled(trains), casts:
             outs = self._forward(batch, has_views)
+        if not isinstance(outs[0], Tensor):
+            raise _several_values_error()
         if not trains:
             return count, None, None
         if count == 0:  # The other ranks wait for a gradient, whose weight is 0.

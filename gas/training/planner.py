@@ -218,14 +218,14 @@ def _check_arguments(
             "'data' is a HeteroData, of which gas.plan knows nothing: cut it into some parts, and "
             "into more if a mini-batch doesn't fit"
         )
+    if getattr(model, "ranks", None) is not None:
+        raise ValueError(
+            "'model' is distributed, and gas.plan measures one process: plan before gas.distribute"
+        )
     if not isinstance(getattr(model, "_orig_mod", model), ScalableGNN):  # Also a compiled one.
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN: convert it, "
             "gas.to_scalable(net, data)"
-        )
-    if getattr(model, "ranks", None) is not None:
-        raise ValueError(
-            "'model' is distributed, and gas.plan measures one process: plan before gas.distribute"
         )
     if memory is None:
         memory = resident_bytes() + free_memory()

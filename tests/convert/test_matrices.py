@@ -118,8 +118,12 @@ def test_methods_of_another_layout_are_refused_in_words():
             return torch.zeros(x.size(0), 3).index_add(0, dst, self.lin(x)[src])
 
     data = random_graph()
-    data.adj = torch.sparse_coo_tensor(data.edge_index.flip(0), torch.ones(data.num_edges))
-    data.adj_t, data.edge_index = data.adj, None
+    values = torch.ones(data.num_edges)
+    data.adj_t = torch.sparse_coo_tensor(data.edge_index.flip(0), values)
+    del data.edge_index
+    with pytest.raises(ValueError, match="entries that are there more than once: PyTorch"):
+        gas.to_scalable(Indices(), data)
+    data.adj_t = data.adj = data.adj_t.coalesce()
     with pytest.raises(ValueError, match="'_indices' of a sparse matrix can't be followed"):
         gas.to_scalable(Indices(), data)
 

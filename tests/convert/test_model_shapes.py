@@ -774,6 +774,23 @@ def test_models_without_edges_look_at_one_node():
         gas.to_scalable(Centred(), random_graph())
 
 
+class GetsAttributes(Net):
+    """Reads attributes of the graph that it may not have."""
+
+    def forward(self, data):
+        weight, nothing = data.get("edge_weight"), data.get("nothing", 2.0)
+        x = nothing * self.conv1(data.x, data.edge_index).relu()
+        return self.conv2(x, data.edge_index, weight)
+
+
+@pytest.mark.parametrize("has_weight", [False, True])
+def test_attributes_by_get(has_weight):
+    data = random_graph(dtype=torch.float64)
+    if has_weight:
+        data.edge_weight = torch.rand(data.num_edges, dtype=torch.float64)
+    check(GetsAttributes(), data)
+
+
 class NamesEdges(nn.Module):
     def __init__(self):
         super().__init__()

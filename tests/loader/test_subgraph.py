@@ -241,7 +241,9 @@ def test_features_with_gradients_and_strides():
     data, ptr = make()
     wide = torch.randn(60, 10, requires_grad=True)
     data.x = wide[:, ::2]
-    for batch, _, n_id, *_ in gas.SubgraphLoader(data, ptr, log=False):
+    with pytest.warns(UserWarning, match="'x' of the graph is computed of a tensor that requires"):
+        loader = gas.SubgraphLoader(data, ptr, log=False)
+    for batch, _, n_id, *_ in loader:
         assert torch.equal(batch.x, wide.detach()[n_id][:, ::2])
 
 

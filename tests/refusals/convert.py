@@ -868,6 +868,14 @@ CASES = {
     "a dense matrix": lambda t: convert(
         lambda net, x, edge_index: to_dense_adj(edge_index, max_num_nodes=x.size(0))[0] @ x
     ),
+    "a matrix with entries that are there twice": lambda t: convert(
+        lambda net, x, adj_t: adj_t @ x,
+        "x, adj_t",
+        data=Data(
+            x=torch.ones(3, 2),
+            adj_t=torch.sparse_coo_tensor([[0, 0, 1], [1, 1, 2]], torch.ones(3), (3, 3)),
+        ),
+    ),
     "a matrix's entries": lambda t: convert(
         lambda net, x, adj_t: x[adj_t._indices()[0]], "x, adj_t", data=with_matrix()
     ),

@@ -71,6 +71,9 @@ def told(loss):
 
 NO_LABELS = torch.zeros(4, dtype=torch.bool)
 CASES = {
+    "SubgraphLoader, features of a learnable tensor": lambda t: load(
+        ring(x=torch.ones(4, 2, requires_grad=True) * 2)
+    ),
     "SubgraphLoader, a sampler of parts that aren't there": lambda t: list(with_sampler([0, 7])),
     "SubgraphLoader, an attribute 'views'": lambda t: load(ring(views=torch.ones(4))),
     "SubgraphLoader, a batch of no parts": lambda t: list(load(batch_sampler=[[0], []])),

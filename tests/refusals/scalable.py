@@ -78,6 +78,22 @@ def mask_of_sparse_features():
     model.at(batch)(x.detach().requires_grad_(), batch.edge_index)
 
 
+class Several(Model):
+    """Returns two values."""
+
+    def forward(self, *args):
+        out = super().forward(*args)
+        return out, out
+
+
+def replaced_layer():
+    graph = ring(parts=HALVES, perm=torch.arange(4))
+    model = gas.models.GraphSAGE(4, 2, 2, 2, 2)
+    model.predict(graph, log=False)
+    model.convs[1] = pyg.SAGEConv(2, 2)
+    model.predict(graph, log=False)
+
+
 def norms(call, ptr=HALVES):
     """Refresh a model that calls two norms in a way of its own."""
 
@@ -237,6 +253,17 @@ class WithLayer(gas.ScalableGNN):
         return self.layer(x)[:batch_size]
 
 
+class OfEdges(gas.ScalableGNN):
+    """A model of one layer that takes attributes of edges beside a matrix."""
+
+    def __init__(self):
+        super().__init__(4, 2, 1)
+        self.layer = pyg.TransformerConv(2, 2, edge_dim=2)
+
+    def forward(self, x, adj_t, *args):
+        return self.layer(x, adj_t, torch.ones(adj_t.values().numel(), 2))
+
+
 def layer(module, layout="edge_index"):
     batch = first_batch(layout=layout)
     adj = batch.data.get("adj_t", batch.data.get("edge_index"))
@@ -331,6 +358,10 @@ CASES = {
     "predict, features of another width": lambda t: of_features(torch.ones(4, 3)),
     "predict, features of another type": lambda t: of_features(torch.ones(4, 2).double()),
     "predict, a norm of one node": lambda t: one_row(),
+    "predict, several outputs": lambda t: Several().predict(
+        ring(parts=HALVES, perm=torch.arange(4)), log=False
+    ),
+    "predict, a layer that was replaced": lambda t: replaced_layer(),
     "predict, chosen nodes and a layout": lambda t: predict(
         ring(parts=HALVES, perm=torch.arange(4)), nodes=torch.tensor([1]), layout="csr"
     ),
@@ -364,6 +395,9 @@ CASES = {
     "calling, a mini-batch without ids": lambda t: Model()(
         first_batch().x, first_batch().data.adj_t
     ),
+    "calling, a square mini-batch without ids": lambda t: Model()(
+        first_batch().x, first_batch(layout="edge_index").data.edge_index
+    ),
     "calling, a loader": lambda t: Model()(load(ring(parts=HALVES))),
     "predict, a loader and a batch size": lambda t: predict(load(), batch_size=2),
     "model, a loader and ids": lambda t: Model()(loader=load(), n_id=torch.tensor([0])),
@@ -394,7 +428,11 @@ CASES = {
     "ScalableGNN, two batches ahead": lambda t: Model(prefetch=2),
     "for_graph, no nodes": lambda t: Model().for_graph(0),
     "call, rows of the batch and of its halo": lambda t: layer(pyg.SAGEConv(2, 2), "csr"),
+    "call, attributes of edges beside a matrix": lambda t: call(OfEdges()),
     "call, batch_size without n_id": lambda t: call(n_id=None),
+    "call, arguments of a mini-batch in another order": lambda t: call(
+        batch_size=torch.arange(4), n_id=2
+    ),
     "call, batch_size above n_id": lambda t: call(batch_size=9),
     "call, fill on a mini-batch": lambda t: call(fill=True),
     "call, a batch of a larger graph": lambda t: call(
@@ -452,6 +490,9 @@ CASES = {
     "push_and_pull, rows=True, given to PyTorch": lambda t: call(Model(push=rows_to_pytorch)),
     "push_and_pull, rows=True, a method of tensors": lambda t: call(
         Model(push=lambda model, h, *args: rows(model, h, *args).relu())
+    ),
+    "push_and_pull, the number of a history": lambda t: call(
+        Model(push=lambda model, h, *args: model.push_and_pull(0, h, *args))
     ),
     "push_and_pull, rows=True, an operation": lambda t: call(
         Model(push=lambda model, h, *args: rows(model, h, *args) + 1)

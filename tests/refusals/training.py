@@ -34,7 +34,7 @@ from gas.training import (
     train_epoch,
 )
 from gas.training.record import warn_if_unstable
-from refusals import load, ring
+from refusals import Model, load, ring
 
 ARCHITECTURE = {"num_layers": 2, "hidden_channels": 2}
 
@@ -83,6 +83,14 @@ def with_other_weights():
     model = gas.to_scalable(Both(), ring())
     graph = gas.cluster(ring(), 2, model=model, method="random", log=False)
     train(load(graph), model, edge_dropout=0.5)
+
+
+class Two(Model):
+    """Returns two values."""
+
+    def forward(self, *args):
+        out = super().forward(*args)
+        return out, out
 
 
 def cut(**changes):
@@ -367,6 +375,7 @@ CASES = {
     ),
     "evaluate, no masks": lambda t: evaluated(train_mask=None),
     "train, several outputs": lambda t: train_pair(),
+    "train_epoch, several outputs": lambda t: train(model=Two()),
     "evaluate, several outputs": lambda t: gas.evaluate(gas.to_scalable(Pair(), ring()), cut()),
     "evaluate, a graph that isn't clustered": lambda t: gas.evaluate(gcn(), ring()),
     "train_epoch, a loss that is NaN": lambda t: train(loss_fn=lambda out, y: out.sum() * math.nan),

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import clustered_graph, random_graph
+from torch_geometric.nn import GraphSAGE
 from user_models import SAGE, batch_of, fill, unchanged
 
 import gas
@@ -274,3 +275,40 @@ def test_a_model_without_histories_takes_any_clustering():
         for batch in gas.SubgraphLoader(graph, log=False):
             own = graph.perm[batch.n_id[: batch.batch_size]]
             torch.testing.assert_close(model(batch), full[own])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("layout", ["edge_index", "csr", "fused"])
+def test_a_square_mini_batch_without_ids_is_no_full_batch(layout, num_workers):
+    """As with PyG's loaders, ``model(batch.x, batch.edge_index)[:batch.batch_size]``."""
+    data = random_graph()
+    model = gas.to_scalable(GraphSAGE(5, 4, 2, 3), data)
+    graph = gas.cluster(data, 4, method="random", model=model, log=False)
+    options = dict(layout=layout, bipartite=False, num_workers=num_workers, log=False)
+    for batch in gas.SubgraphLoader(graph, batch_size=2, **options):
+        for each in (batch, batch.to("cpu")):
+            adj = each.edge_index if layout == "edge_index" else each.adj_t
+            with pytest.raises(ValueError, match="is that of a mini-batch, which comes with ids"):
+                model(each.x, adj)
+    (batch,) = gas.SubgraphLoader(graph, batch_size=4, **{**options, "num_workers": 0})
+    adj = batch.edge_index if layout == "edge_index" else batch.adj_t
+    torch.testing.assert_close(model(batch.x, adj), model(batch))  # All nodes: no halo.
+
+
+def test_several_outputs_of_a_subclass_are_those_of_the_batch():
+    class Several(gas.ScalableGNN):
+        def __init__(self):
+            super().__init__(60, 5, 2)
+
+        def forward(self, x, adj_t, *args):
+            x = self.push_and_pull(self.histories[0], x, *args)
+            return {"rows": x, "others": [x.sum(0), "a name"]}
+
+    model = Several()
+    graph = gas.cluster(random_graph(), 4, method="random", log=False)
+    model.histories[0].push(torch.zeros(60, 5))
+    for batch in gas.SubgraphLoader(graph, batch_size=2, layout="edge_index", log=False):
+        out = model(batch)
+        assert torch.equal(out["rows"], batch.x[: batch.batch_size])
+        assert out["others"][0].shape == (5,)
+        assert out["others"][1] == "a name"

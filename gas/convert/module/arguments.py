@@ -134,9 +134,22 @@ def graph_parameter(wanted: dict[str, Any], data: Data) -> str:
     return unknown[0] if len(unknown) == 1 and len(needed) == 1 else ""
 
 
+def _refuse_repeated_entries(adj_t: Any) -> None:
+    """Refuse a matrix that PyTorch would change, as its edges would be others then."""
+    if not isinstance(adj_t, Tensor) or adj_t.layout != torch.sparse_coo or adj_t.is_coalesced():
+        return
+    if adj_t.coalesce().values().size(0) < adj_t._nnz():
+        raise ValueError(
+            "'adj_t' is a torch.sparse_coo matrix with entries that are there more than once: "
+            "PyTorch adds them up, and edges of a graph stay apart: set data.adj_t = "
+            "data.adj_t.coalesce(), or data.edge_index in its place"
+        )
+
+
 def make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
     """Return the graph with sparse features in rows, or one of ``num_nodes`` nodes."""
     if data is not None and num_nodes is None:
+        _refuse_repeated_entries(data.get("adj_t"))
         return _with_list(net, with_csr_features(data))
     if data is not None or num_nodes is None:
         raise ValueError("expected either 'data' or 'num_nodes'")
@@ -196,6 +209,11 @@ class GraphArgument(Data):
     def __getattr__(self, key: str) -> Any:
         self.read.add(key)
         return super().__getattr__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return an attribute, or ``default`` if the graph doesn't have it."""
+        self.read.add(key)
+        return self._store.get(key, default)
 
     @property
     def batch(self) -> Any:

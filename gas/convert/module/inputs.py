@@ -242,7 +242,7 @@ class Inputs:
                 how += f", which has no {lacking[0]!r}, of many graphs or samples of one"
             cure = (
                 find_lacking(error, given.get(self.graph))
-                or find_differing_type(net, values, self.matrix)
+                or find_differing_type(error, net, values, self.matrix)
                 or (f"forward must run on graphs of any size, here {describe_values(shown)}")
             )
             how += f": {describe_error(error)}" + ("" if is_own(error) else f"; {cure}")

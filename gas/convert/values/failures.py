@@ -20,6 +20,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import MessagePassing
 
 _WRITTEN = re.compile(r"_(propagate|edge_updater)_\w+\.py$")  # What PyG writes for its layers.
+_TYPES = re.compile("dtype|result type")
 LONGEST = 100  # Characters of a line that is shown.
 _LIBRARIES = tuple(
     f"{Path(str(path)).parent}{os.sep}"
@@ -141,14 +142,19 @@ def find_lacking(error: Exception, graph: Any) -> str:
     return ""
 
 
-def find_differing_type(net: Module, values: Mapping[str, Any], matrix: str) -> str:
-    """Return how to convert an attribute of another precision than the parameters, or "".
+def find_differing_type(
+    error: Exception, net: Module, values: Mapping[str, Any], matrix: str
+) -> str:
+    """Return how to convert an attribute of another type than the parameters, or "".
 
-    Weights are those of a ``matrix``, if there is one.
+    That is of another precision, or features of integers, if the error is about types. Weights are
+    those of a ``matrix``, if there is one.
     """
     kinds = {p.dtype for p in net.parameters() if p.is_floating_point()}
     for name, value in values.items():
-        is_number = isinstance(value, Tensor) and value.is_floating_point() and len(kinds) == 1
+        if not isinstance(value, Tensor) or len(kinds) != 1:
+            continue
+        is_number = value.is_floating_point() or (name == "x" and _TYPES.search(str(error)))
         if is_number and value.dtype not in kinds:
             (kind,) = kinds
             name = matrix if matrix and name == "edge_weight" else name
