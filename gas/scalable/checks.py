@@ -25,6 +25,7 @@ POSITIONAL = frozenset(
 )
 # Matches PyTorch's errors about operations that torch.sparse_csr doesn't support.
 MISMATCH = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+TWICE = re.compile(r"multiple values for argument '(\w+)'")
 SIZES = re.compile(r"tensor with size (\d+) in dimension \d+, but expected size (\d+)")
 SPARSE = re.compile(r"sparse|layout|strides", re.IGNORECASE)
 WIDTHS = re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)")
@@ -250,6 +251,11 @@ def explain(
     text, width = str(error), x.size(1) if isinstance(x, Tensor | Rows) and x.dim() == 2 else None
     if isinstance(error, ValueError):
         return _explain_value_error(error, adj_t, batch_size, n_id)
+    if isinstance(error, TypeError) and (found := TWICE.search(text)) is not None:
+        return ValueError(
+            f"forward takes {found[1]!r} where the ids of a mini-batch are passed ({error}): put "
+            f"it behind them, forward(self, x, adj_t, *args, {found[1]}=None)"
+        )
     if not isinstance(error, RuntimeError):
         return None
     if (found := WIDTHS.search(text)) is not None and found[1] == str(width):

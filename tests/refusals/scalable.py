@@ -264,6 +264,13 @@ class OfEdges(gas.ScalableGNN):
         return self.layer(x, adj_t, torch.ones(adj_t.values().numel(), 2))
 
 
+class EdgesByPosition(OfEdges):
+    """Takes an attribute before the ids of a mini-batch."""
+
+    def forward(self, x, edge_index, edge_attr, *args):
+        return self.layer(x, edge_index, edge_attr)
+
+
 def layer(module, layout="edge_index"):
     batch = first_batch(layout=layout)
     adj = batch.data.get("adj_t", batch.data.get("edge_index"))
@@ -429,6 +436,9 @@ CASES = {
     "for_graph, no nodes": lambda t: Model().for_graph(0),
     "call, rows of the batch and of its halo": lambda t: layer(pyg.SAGEConv(2, 2), "csr"),
     "call, attributes of edges beside a matrix": lambda t: call(OfEdges()),
+    "call, attributes of edges before the ids": lambda t: EdgesByPosition()(
+        first_batch(ring(edge_attr=torch.ones(8, 2)), layout="edge_index")
+    ),
     "call, batch_size without n_id": lambda t: call(n_id=None),
     "call, arguments of a mini-batch in another order": lambda t: call(
         batch_size=torch.arange(4), n_id=2
