@@ -851,3 +851,9 @@ def test_an_argument_that_is_no_edges_is_refused():
 
     with pytest.raises(ValueError, match="takes x, temperature, and none of them is the adjacency"):
         gas.to_scalable(Scales(), random_graph())
+
+
+def test_edges_of_another_name_beside_those_that_a_module_keeps():
+    data, net = random_graph(dtype=torch.float64), NamesEdges()
+    net.unread = data.edge_index
+    check(net, data, of_x)

@@ -98,7 +98,7 @@ def wrap_kept_graph(net: Module, data: Data) -> Module:
     tensors of ``data`` that ``forward`` doesn't take. Other modules are returned as they are.
     """
     code = getattr(type(net).forward, "__code__", None)
-    if code is None:
+    if code is None or isinstance(net, LayerAlone):
         return net
     named = {} if code.co_argcount + code.co_kwonlyargcount == 1 else parameters(net, "forward")
     takes_others = bool(code.co_flags & (CO_VARARGS | CO_VARKEYWORDS))
