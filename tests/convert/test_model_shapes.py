@@ -842,6 +842,9 @@ def test_a_matrix_of_another_name():
     data.adj_t = matrix.to_sparse_csr()
     del data.edge_index
     check(NamesMatrix(), data, lambda net, data: net(data.x, data.adj_t))
+    data.edge_index = torch.stack(matrix.indices().unbind()[::-1])
+    with pytest.raises(ValueError, match="takes x, matrix, and none of them is the adjacency"):
+        gas.to_scalable(NamesMatrix(), data)  # Either may be meant.
 
 
 def test_an_argument_that_is_no_edges_is_refused():

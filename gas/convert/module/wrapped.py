@@ -148,15 +148,15 @@ def wrap_edges_by_other_names(net: Module, data: Data) -> Module:
         return net
     features = "x" if "x" in named else features_parameter(named, data, "")
     found = [name for name in needed if name not in data and name not in (features, *UNSUPPORTED)]
-    edges = next((key for key in ("edge_index", "adj_t") if data.get(key) is not None), "")
-    if len(found) != 1 or not edges:
+    edges = [key for key in ("edge_index", "adj_t") if data.get(key) is not None]
+    if len(found) != 1 or len(edges) != 1:  # Of two, which may differ, a name would have to say it.
         return net
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     given = [
-        inspect.Parameter(edges if name in found else name, kind, default=default)
+        inspect.Parameter(edges[0] if name in found else name, kind, default=default)
         for name, default in named.items()
     ]
-    members = {"edges": edges, "name": found[0], "forward": make_forward(_Renames, given)}
+    members = {"edges": edges[0], "name": found[0], "forward": make_forward(_Renames, given)}
     return type(type(net).__name__, (_Renames,), members)(net)
 
 
