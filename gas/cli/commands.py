@@ -97,7 +97,7 @@ def import_tables(
 ) -> None:
     """Import tables and arrays, which need not fit memory, into a graph folder.
 
-    An import that was interrupted goes on when it is called again.
+    The same command continues an import that was interrupted.
 
     Args:
         source: A folder of tables and arrays (nodes.csv, edges.csv, ...), or a file of edges.
@@ -200,17 +200,17 @@ def bench(
     repeats: int = 7,
     json: Path | None = None,
 ) -> None:
-    """Measure an epoch of training here: full batch, histories, mini-batches without histories.
+    """Measure training epochs here: full batch, histories, mini-batches without histories.
 
-    On the CPU; epochs of all are measured in turn.
+    They are measured on the CPU, an epoch of each in turn.
 
     Args:
         graph: A data set by name, or the path of tables or of a graph folder.
         workload: The model, and how the graph is opened.
-        num_parts: The number of parts. Without it, that of gas plan's best candidate of several
-            steps per epoch.
+        num_parts: The number of parts. Without it, that of the best candidate of gas plan with
+            several steps per epoch.
         batch_size: Parts per mini-batch. Without it, that of the same candidate.
-        repeats: The number of measured epochs of each.
+        repeats: The number of measured epochs for each way of training.
         json: The file to write all numbers into.
     """
     check_integer("repeats", repeats, 1)
@@ -322,7 +322,7 @@ def _find_shown_names(function: Callable[..., Any]) -> dict[str, str]:
 
 @functools.cache
 def _name_arguments(arg: Callable[..., Any]) -> None:
-    """Name arguments in the help of tyro, which else shows types such as STR."""
+    """Show the names of arguments in the help, in place of types such as STR."""
     for function in COMMANDS.values():
         for name, each in inspect.signature(function).parameters.items():
             shown = name.upper() if each.default is each.empty else f"[{name.upper()}]"

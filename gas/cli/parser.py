@@ -39,9 +39,10 @@ class GraphOptions:
     """A data set by name, planted:NUM_NODES, a folder of tables, a graph folder, or a .pt or .npz
     file."""
     undirected: bool = False
-    """Add the reverse of edges that lack it; augmentation drops both directions together."""
+    """Add missing reverse edges; augmentation then drops both directions of an edge together."""
     sparse_features: bool | None = None
-    """Keep features sparse. (None: if fewer than one in thirty isn't zero, and the model gains)"""
+    """Keep features sparse. (None: if fewer than one value in thirty is non-zero, and the model
+    gains by it)"""
     feature_dtype: Choice[str, FEATURE_CODECS] | None = None
     """The type of stored features. (None: as they are)"""
     feature_store: Choice[str, FEATURE_STORES] | None = None
@@ -54,7 +55,7 @@ class GraphOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Choose the model, and where settings come from."""
+    """Choose the model, and a file of settings."""
 
     model: Choice[str, MODEL_NAMES] | None = None  # The model. (None: gcn, or sage with --hetero)
     config: Path | None = None
@@ -64,8 +65,8 @@ class ModelOptions:
     hidden_channels: int | None = None  # The width of hidden layers.
     dropout: float | None = None  # The probability of dropping an element of an embedding.
     norm: Choice[str, NORMS] | None = None
-    """The norm of hidden layers, but for gat and appnp; batch usually gains accuracy in graphs of
-    30 edges per node and more. (None: none)"""
+    """The norm of hidden layers, except for gat and appnp; batch usually improves the accuracy on
+    graphs with at least 30 edges per node. (None: none)"""
 
 
 @dataclass(frozen=True)
@@ -74,24 +75,25 @@ class TrainingOptions:
 
     seed: int = 0  # The seed of the first run.
     device: Choice[str, DEVICES] = "auto"  # The device; auto is cuda where there is one.
-    full_batch: bool = False  # Train without mini-batches.
-    evaluate_every: int = 1  # Evaluate after so many epochs, and after the last.
+    full_batch: bool = False  # Train without mini-batches and histories.
+    evaluate_every: int = 1  # Evaluate after every so many epochs, and after the last.
     patience: int | None = None
-    """Stop after so many epochs without a better validation. (None: never)"""
-    scale_loss: bool = False  # Weigh batches by their labels.
+    """Stop after this many epochs without a better validation score. (None: never)"""
+    scale_loss: bool = False  # Weigh each batch by its number of labelled nodes.
     skip_unlabelled: bool = False
-    """Leave out batches without labels, which then don't refresh histories."""
-    memory_budget: float | None = None  # MiB of a micro-batch's tensors. (None: no limit)
+    """Skip batches without labelled nodes, so that their rows in the histories become stale."""
+    memory_budget: float | None = None
+    """The memory of a micro-batch's tensors, in MiB. (None: no limit)"""
     memory: str | None = None
-    """What the process may take, such as 6GB: chooses parts, batches and histories, as far as they
-    aren't given. (None: no limit)"""
+    """The memory limit of the process, such as 6GB. Sets the number of parts, the batch size, and
+    the place and precision of histories, unless they are given. (None: no limit)"""
     autocast: bool = False  # Compute in bfloat16.
     checkpoint_every: str | None = None
-    """Write checkpoints into the folder checkpoints of --out: every so many epochs, or after a time
-    such as 10min, in the middle of an epoch if need be; and when SIGTERM or Ctrl-C comes. (None:
-    none, or every epoch with --resume)"""
+    """Write checkpoints into the subfolder checkpoints of --out: after this many epochs, or after a
+    time such as 10min, also within an epoch; and on SIGTERM or Ctrl-C. (None: no checkpoints, or
+    every epoch with --resume)"""
     resume: bool = False
-    """Go on from the newest checkpoints in --out, if there are any, with its settings.yaml."""
+    """Continue from the newest checkpoints in --out, if there are any, with its settings.yaml."""
 
 
 @dataclass(frozen=True)
@@ -100,26 +102,29 @@ class HistoryOptions:
 
     partition: Choice[str, METHODS] = "auto"  # The method of partitioning.
     layout: Choice[str, LAYOUTS] | None = None
-    """The layout of adjacencies. (None: fused, or csr where gas has no kernels)"""
+    """The layout of adjacencies. (None: fused, or csr if gas has no kernels for the device)"""
     store: Choice[str, TIERS] | None = None
     """The place of histories. (None: host; pinned or device with CUDA)"""
     dtype: Choice[str, CODEC_NAMES] | None = None
     """The type of stored histories. (None: float32, or what --memory chooses)"""
     path: Path | None = None  # The folder of --store disk. (None: a temporary one)
     pack: tuple[str, ...] | None = None
-    """Arrange what --store disk holds by what batches read, with so much of it in memory, such as
-    2GB. Without a value: what --memory leaves, or none. (None: no packing)"""
+    """With --store disk, copy rows in the order in which batches read them, and keep the rows that
+    are read most in this much memory, such as 2GB. Without a value: what --memory leaves, or none.
+    (None: no packing)"""
     io: Choice[str, IO_MODES] = "concurrent"
-    """How rows move: serial, when a layer needs them; concurrent, during the computation; none, not
-    at all, with wrong results, for measurements."""
-    prefetch: bool = False  # Start pulls a batch ahead.
+    """When rows are moved: serial, when a layer needs them; concurrent, during the computation;
+    none, never, which gives wrong results and is for measurements."""
+    prefetch: bool = False  # Start the pulls of a batch during the previous one.
     eval: Choice[str, EVALUATIONS] | None = None
-    """How the graph is evaluated. (None: full with --full-batch, and for graphs in memory of at
-    most 20,000 nodes and 3 million edges; else layerwise)"""
-    verify: bool = False  # First compare mini-batches with the uncut graph.
+    """Evaluate the graph as one batch (full), or layer by layer in mini-batches (layerwise). (None:
+    full with --full-batch, and for graphs in memory of at most 20,000 nodes and 3 million edges;
+    else layerwise)"""
+    verify: bool = False  # Compare mini-batches with the whole graph before training.
     refresh: Choice[str, REFRESHES] | None = None
-    """How all histories are computed after each epoch. (None: none with
-    --full-batch, and where weights are averaged and --eval is full; else as --eval)"""
+    """Recompute all histories after each epoch: in one pass over the whole graph (full), layer by
+    layer (layerwise), or not at all (none). (None: none with --full-batch, and if weights are
+    averaged and --eval is full; else as --eval)"""
 
 
 @dataclass(frozen=True)
@@ -129,14 +134,15 @@ class AugmentationOptions:
     augment: Choice[str, AUGMENTATIONS] | None = None  # The method. (None: no augmentation)
     num_steps: int = 12  # mh_aug: transitions per epoch.
     reference_size: int | None = None
-    """mh_aug: accept as many changes as on a graph of so many nodes. (None: as the chain does)"""
-    drop: float = 0.3  # drop_edge: the probability.
+    """mh_aug: temper the target distribution to that of a graph with this many nodes, so that more
+    changes are accepted. (None: no tempering)"""
+    drop: float = 0.3  # drop_edge: the probability of dropping an edge.
     kl: float | None = None
     """The weight of the divergence between both views. (None: as published for mh_aug, else 0)"""
     entropy: float | None = None
     """The weight of the entropy of predictions. (None: as published for mh_aug, else 0)"""
     bank: Choice[str, BANKS] = "original"
-    """The histories that views read: those of the graph, or a set for each view."""
+    """The histories that views read: those of the original graph, or separate ones per view."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +150,10 @@ class OutputOptions:
     """Choose what is written."""
 
     out: Path = Path("runs")  # The folder of the run.
-    overwrite: bool = False  # Overwrite the run that --out holds.
-    tensorboard: bool = False  # Write events into --out.
+    overwrite: bool = False  # Overwrite an earlier run in --out.
+    tensorboard: bool = False  # Write events for TensorBoard into --out.
     memory_report: bool = False  # Print the memory by component.
-    debug: bool = False  # Show where an error comes from.
+    debug: bool = False  # Show the traceback of an error.
 
 
 GROUPS = {
@@ -213,10 +219,10 @@ CAN_BE_NONE = {name for name, hint in HINTS.items() if NoneType in get_args(hint
 def parse(
     arguments: Sequence[str] | None, prog: str | None, files: str | Path | None = None
 ) -> tuple[Options, Options]:
-    """Parse a command line; what it doesn't give is as in a file, or for the model.
+    """Parse a command line; other options are those of a file, or the defaults of the model.
 
     Returns:
-        The options, and those without the command line.
+        The options, and the same without the command line.
     """
     if importlib.util.find_spec("tyro") is None:
         raise ImportError(MISSING)
@@ -228,7 +234,7 @@ def parse(
 def _call_tyro(
     base: Options, arguments: Sequence[str] | None, prog: str | None, **options: Any
 ) -> Options:
-    """Parse a command line, with some options by default."""
+    """Parse a command line; the defaults are the options ``base``."""
     import tyro
 
     groups = []
@@ -255,13 +261,13 @@ def _call_tyro(
 
 
 def _read_base_options(given: Options, configs: str | Path | None) -> Options:
-    """Return the options that those of a command line are applied to.
+    """Return the options that apply unless the command line gives others.
 
-    They are those of ``--config``, of the run to resume, of a published configuration, or defaults
-    of the model.
+    They are those of the file of ``--config``, of the run to resume, of a published configuration,
+    or the defaults of the model.
 
     Raises:
-        ValueError: If ``--model`` is another one than theirs.
+        ValueError: If ``--model`` contradicts them.
     """
     model, kept = given.model or ("sage" if given.hetero else "gcn"), given.out / SETTINGS
     pattern = f"*/{dataset_key(given.dataset)}_{model}.yaml"
@@ -289,7 +295,7 @@ def _read_base_options(given: Options, configs: str | Path | None) -> Options:
 
 
 def read_options(path: Path) -> Options:
-    """Read options from a YAML file, as if they were on a command line."""
+    """Read options from a YAML file, with the checks of the command line."""
     values = read_yaml(path, (NAMES | {"published"}) - {"config"})
     architecture, _ = values.pop("architecture", None), values.pop("published", None)
     if not isinstance(architecture or {}, dict):

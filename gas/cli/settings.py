@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 else:
 
     class Choice:
-        """Make a ``Literal`` from a tuple: ``Choice[str, NAMES]`` is one of the names."""
+        """Make a ``Literal`` of names: ``Choice[str, NAMES]``."""
 
         def __class_getitem__(cls, item: tuple[type, tuple[str, ...]]) -> Any:
             """Return the type."""
@@ -64,38 +64,38 @@ class Settings:
     architecture: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the model."""
     num_parts: int | None = None
-    """The number of parts of the graph. (None: one for every 300 nodes, up to 256)"""
+    """The number of parts of the graph. (None: a part for every 300 nodes, at most 256)"""
     batch_size: int | None = None
     """Parts per mini-batch. (None: an eighth of all parts)"""
     lr: float = 0.01
     """The learning rate of Adam."""
     reg_weight_decay: float = 0.0
-    """The weight decay of all layers but the last; of models with linear layers at both ends, of
-    the convolutions."""
+    """The weight decay of all layers but the last; in models with linear layers at both ends, that
+    of the convolutions."""
     nonreg_weight_decay: float = 0.0
-    """The weight decay of the other modules."""
+    """The weight decay of the other layers."""
     grad_norm: float | None = None
-    """The bound of the norm of the gradient. In a file of --config, grad_norm: null turns clipping
-    off. (None: no clipping)"""
+    """Clip the norm of the gradient to this value. In a file of --config, grad_norm: null turns
+    clipping off. (None: no clipping)"""
     edge_dropout: float = 0.0
     """The probability of dropping an edge of a batch."""
     max_steps: int | None = None
-    """The most steps of an epoch. (None: no limit)"""
+    """The maximum number of steps per epoch. (None: no limit)"""
     epochs: int = 100
     """The number of epochs."""
     runs: int = 1
-    """The number of runs, each from another seed."""
+    """The number of runs, each with another seed."""
     metric: Choice[str, METRICS] | None = None
-    """The score. (None: the usual one of the targets)"""
+    """The score that selects the best epoch. (None: the usual one for the targets)"""
     inductive: bool = False
-    """Train on the graph of the training nodes alone."""
+    """Train on the subgraph of the training nodes, and evaluate on the whole graph."""
     correct_drift: bool = False
     """Correct stale rows of the histories; see gas.train_epoch."""
     average_weights: bool = False
     """Evaluate and keep the average of the last epoch's weights; see gas.fit."""
     warm_up: int | None = 0
-    """Raise the learning rate over so many steps; by default as gas.fit does, in files of settings
-    not at all."""
+    """Raise the learning rate linearly over this many steps. Without a file of settings, the
+    default is that of gas.fit."""
 
     def __post_init__(self) -> None:
         for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs", "warm_up"):
@@ -117,10 +117,13 @@ class Settings:
 
     @classmethod
     def default(cls, model: str) -> Settings:
-        """Return the default settings of a model, by its name.
+        """Return the default settings of a model.
 
-        Gradients are clipped, stale rows corrected, weights averaged and the learning rate raised
-        at first, as :func:`gas.fit` does.
+        As in :func:`gas.fit`, gradients are clipped, stale rows are corrected, weights are
+        averaged, and the learning rate has a warm-up.
+
+        Args:
+            model: The name of the model, such as ``"sage"``.
 
         Raises:
             ValueError: If there is no such model.
@@ -134,10 +137,17 @@ class Settings:
 
     @classmethod
     def load(cls, path: str | Path) -> tuple[Settings, dict[str, Any]]:
-        """Read settings from a YAML file, and return them with the file's other entries.
+        """Read settings from a YAML file.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The settings, and the other entries of the file: the data set, the model, the published
+            scores.
 
         Raises:
-            ValueError: If a setting is unusable, naming the file.
+            ValueError: If a name or a value can't be used, naming the file.
         """
         names = {f.name for f in dataclasses.fields(cls)}
         content = read_yaml(path, names | set(ABOUT))
@@ -148,10 +158,11 @@ class Settings:
             raise ValueError(f"{path}: {error}") from error
 
     def replace(self, **changes: Any) -> Settings:
-        """Return a copy with changes; names of ``architecture`` may be given directly.
+        """Return a copy with other values.
 
         Args:
-            **changes: The new values; ``None`` changes nothing.
+            **changes: The new values of settings, or of arguments of the model; those that are
+                ``None`` are ignored.
         """
         changes = {key: value for key, value in changes.items() if value is not None}
         names = {f.name for f in dataclasses.fields(self)}
@@ -160,14 +171,16 @@ class Settings:
         return dataclasses.replace(self, **changes)
 
     def but(self, **changes: Any) -> Settings:
-        """Call :meth:`replace`, which is the new name."""
+        """Call :meth:`replace`; deprecated."""
         warn("Settings.but is now Settings.replace; the old name works until version 0.3",
              DeprecationWarning)  # fmt: skip
         return self.replace(**changes)
 
     def for_size(self, num_nodes: int) -> Settings:
-        """Return a copy with ``num_parts`` and ``batch_size``: by default 300 nodes per part, and
-        eight batches.
+        """Return a copy with ``num_parts`` and ``batch_size`` set for a graph of this size.
+
+        Args:
+            num_nodes: The number of nodes of the graph.
         """
         num_parts = self.num_parts or max(1, min(num_nodes // 300, 256))
         batch_size = self.batch_size or max(1, num_parts // 8)
@@ -175,7 +188,7 @@ class Settings:
 
 
 def check_modes(model: str, evaluation: str, refresh: str, full_batch: bool) -> None:
-    """Refuse unknown names, and options of histories with a full batch."""
+    """Refuse unknown names of modes, and a full batch with options of mini-batches."""
     for name, value, known in (
         ("model", model, tuple(MODELS)),
         ("evaluation", evaluation, EVALUATIONS),
@@ -191,7 +204,7 @@ def check_modes(model: str, evaluation: str, refresh: str, full_batch: bool) -> 
 
 
 def read_yaml(path: str | Path, names: Collection[str]) -> dict[str, Any]:
-    """Read the entries of a YAML file, and refuse other names."""
+    """Read the entries of a YAML file; refuse names other than ``names``."""
     try:
         import yaml
     except ImportError as error:
