@@ -184,8 +184,8 @@ def load(
     own state, including rows in transit between ranks. If the number of ranks or the partition of
     the graph has changed, histories and their ages are redistributed by the nodes of the original
     graph; the loader then begins an epoch, random states aren't restored, and a warning is given.
-    So are checkpoints of many ranks loaded by a single process on the whole graph, and vice versa.
-    Without a model, the state is that of rank 0.
+    A single process with the whole graph loads checkpoints of many ranks in the same way, and vice
+    versa. Without a model, the state is that of rank 0.
 
     Args:
         folder: The folder of the checkpoints, of which the newest complete one is read; or one
@@ -205,11 +205,11 @@ def load(
 
     Raises:
         CheckpointError: A ``ValueError``: if there is no checkpoint, or it is damaged, of something
-            else, or of a newer version; it says why, and which one before it is sound.
+            else, or of a newer version; it gives the reason, and names an earlier checkpoint that
+            is intact.
         ValueError: If it is that of another model, optimizer, graph or partition. Nothing was
-            changed in either case. Where that is so on one rank, all raise it, and it names the
-            rank.
-        RankError: A ``RuntimeError``: if a rank has gone, or doesn't come in time.
+            changed in either case. An error on one rank is raised on all, and names the rank.
+        RankError: A ``RuntimeError``, if a rank has ended or doesn't answer in time.
     """
     check_path("folder", folder, "a folder of checkpoints")
     folder = Path(folder).absolute()

@@ -153,7 +153,7 @@ class TensorFile:
             raise self._error(f"has {size:,} bytes, expected {end:,}")
 
     def _place(self, name: str, entry: Any, start: int) -> _Place:
-        """Check the entry of a tensor in the header."""
+        """Return the type, shape and position of a tensor, from its entry in the header."""
         entry = entry if isinstance(entry, dict) else {}
         kind, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
         if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:

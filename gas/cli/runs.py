@@ -96,12 +96,12 @@ class SavedRun:
     def open_graph(self, path: str | Path | None = None) -> Any:
         """Open the graph of the training, or another one in the same way.
 
-        Returns:
-            A ``Data``; a ``HeteroData`` if the training was of one.
-
         Args:
             path: A data set by name, or the path of tables or of a graph folder.
                 (default: the graph of the training)
+
+        Returns:
+            A ``Data``; a ``HeteroData`` if the training used one.
 
         Raises:
             ValueError: If the graph can't be read.

@@ -68,7 +68,7 @@ def make_layers(
 
 
 def describe_layer(call: LayerCall) -> tuple[str, Any]:
-    """Return the name that a layer has in the module, and the layer."""
+    """Return the layer of a call, and before it its name in the user's module."""
     layer: Any = call.layer
     is_wrapped = isinstance(layer, OnSomeEdges)
     return (layer.target, layer.layer) if is_wrapped else (call.name, layer)
@@ -107,10 +107,10 @@ class LayerTest(NamedTuple):
         raise self.error()
 
     def is_exact(self, form: str) -> bool:
-        """Return whether the layer called in a form is exact in all layouts of the batch.
+        """Return whether the layer is exact in all layouts of the batch, called in this form.
 
-        Not if a model would refuse it, although it is exact for what it is given here, as a
-        convolution of zeros is.
+        Layers that a model would refuse aren't, even if their outputs are equal by chance, such as
+        those of a convolution of zeros.
         """
         if any(map(reason_inexact, self.call.layer.modules())):
             return False

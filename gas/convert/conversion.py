@@ -81,7 +81,7 @@ OWN = 31  # In-batch nodes of the first mini-batch on which layers are checked.
 
 @dataclass(frozen=True)
 class Choices:
-    """Ways to convert a module, of which the first that is exact is taken.
+    """Choices in the conversion of a module; the first combination that is exact is taken.
 
     * ``opened``: types of layers that are followed up to ``propagate``.
     * ``is_turned``: whether messages go from ``edge_index[1]`` to ``edge_index[0]``.
@@ -160,13 +160,17 @@ def _check_parameters(net: Module, called: Module) -> None:
 def _run_with_noise(
     net: Module, inputs: Inputs, data: Data, returned: Sequence[Any], opened: Opened
 ) -> tuple[dict[Tensor, Tensor], list[list[Any]], str]:  # fmt: skip
-    """Return parameters with noise, what a module returns with them, and a parameter it replaces.
+    """Run a module with noise on its parameters, as often as it was run before (``returned``).
 
-    First in evaluation, and then with :data:`NUMBERS` in training, as often as it has ``returned``
-    values before.
+    The first run is in evaluation, the others are in training, with :data:`NUMBERS` as random
+    numbers.
+
+    Returns:
+        The noisy parameters, the outputs of each run, and the name of a parameter whose values the
+        module replaces, or "".
 
     Raises:
-        ValueError: If it changes a parameter, quoting the line.
+        ValueError: If the module changes a parameter, quoting the line.
     """
     noisy: dict[Tensor, Tensor] = {
         weight: with_noise(weight.detach()) for weight in net.parameters()
@@ -186,10 +190,11 @@ def _check_noise(
     traced: Traced, outputs: Outputs, noisy: dict[Tensor, Tensor], returned: Sequence[list[Any]],
     replaced: str, number_of_runs: int,
 ) -> None:  # fmt: skip
-    """Refuse a module whose graph has numbers of its parameters, which training changes.
+    """Refuse a module whose trace has values of parameters as constants, which training changes.
 
-    ``returned`` is what the module returns with the parameters ``noisy``, in so many runs, first in
-    evaluation. Also refuse one that has ``replaced`` the values of a parameter.
+    The trace is run with the parameters ``noisy``, and its outputs are compared with those of the
+    module, ``returned``, for ``number_of_runs`` runs, the first in evaluation. A module that has
+    ``replaced`` the values of a parameter is refused, too.
     """
     if replaced:
         raise changes_error(replaced)

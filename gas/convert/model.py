@@ -324,7 +324,7 @@ class Converted(ScalableGNN):
         self._link_layers()
 
     def _link_layers(self) -> None:
-        """Have layers find the linear layers in ``net``, where these may be replaced."""
+        """Let layers find their linear layers in ``net``, where these may be replaced."""
         for layer in self.net.modules():
             if isinstance(layer, ProjectedConv):
                 object.__setattr__(layer, "net", self.net)

@@ -72,16 +72,17 @@ def to_scalable(
         print(model)  # Shows the histories, and how each layer is called.
 
     Args:
-        net: The module. Its ``forward`` (or ``encode``, if it has no other) takes ``edge_index`` or
-            ``adj_t``, and attributes of the graph by their names: ``x``, ``edge_weight``,
-            ``edge_attr``, ``edge_type``, ... Those that the graph lacks have their defaults. Or it
-            takes the graph itself, ``forward(data)``. It returns a row for each node, or several,
-            in tuples, lists, dictionaries or a dataclass.
+        net: The module. Its ``forward`` (or ``encode``, if it has no ``forward``) takes
+            ``edge_index`` or ``adj_t``, and attributes of the graph by their names: ``x``,
+            ``edge_weight``, ``edge_attr``, ``edge_type``, ...; arguments that the graph lacks take
+            their defaults. Or it takes the graph itself, ``forward(data)``. It returns a tensor
+            with a row for each node, or several in tuples, lists, dictionaries or a dataclass.
         data: The graph, with the attributes that ``net`` takes.
         num_nodes: Instead of ``data``, the number of nodes of a graph with ``x`` and
             ``edge_index`` alone; the width of ``x`` is ``net.in_channels``.
-        **kwargs: Options of :class:`gas.ScalableGNN`, such as ``store`` or ``dtype``, which is
-            ``torch.float64`` by default if all parameters are, or ``data.x`` of a module without.
+        **kwargs: Options of :class:`gas.ScalableGNN`, such as ``store`` or ``dtype``. The default
+            ``dtype`` is ``torch.float64`` if all parameters (of a module without parameters,
+            ``data.x``) have this type.
 
     Returns:
         A :class:`gas.ScalableGNN`; of a ``HeteroData``, a :class:`gas.scalable.HeteroModel`.

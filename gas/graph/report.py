@@ -70,6 +70,9 @@ def partition_report(data: Data, ptr: Tensor | None = None) -> PartitionReport:
         ptr: The parts, of shape ``[num_parts + 1]``, from :func:`gas.metis`.
             (default: ``data.parts``, from :func:`gas.cluster`)
 
+    Returns:
+        The quality of the partition; printed, a table.
+
     Raises:
         ValueError: If the graph has no parts, or ``ptr`` is of another graph.
     """

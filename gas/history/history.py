@@ -226,8 +226,8 @@ class History(torch.nn.Module):
 
         Args:
             blocks: Pairs of an index of shape ``[n]`` and the stored rows, ``[n, columns]``.
-            written_at: The number of the push that wrote each row, from 1, or 0, of shape ``[N]``,
-                int32.
+            written_at: The number of the push that wrote each row, from 1; 0 for rows that were
+                never written; of shape ``[N]``, int32.
             num_pushes: The number of pushes at that time.
         """
         self.wait()
@@ -311,7 +311,7 @@ class History(torch.nn.Module):
 
     @property
     def written_at(self) -> Tensor:
-        """The number of the push that wrote each row, from 1, or 0, of shape ``[N]``, int32."""
+        """The number of the push that wrote each row, from 1; 0 for none; ``[N]``, int32."""
         return self._written_at
 
     @property

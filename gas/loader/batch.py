@@ -223,9 +223,9 @@ def find_node_order(data: Data | HeteroData) -> tuple[int, int] | None:
 def tag_graph(
     n_id: Tensor, num_nodes: int, order: tuple[int, int] | None, square: SubData | None = None
 ) -> None:
-    """Note on the ids of a batch of how many nodes its graph is, and in which order they are.
+    """Attach the number and the order of the graph's nodes to the ids of a batch.
 
-    And on the adjacency of a square batch with a halo, that it isn't that of a whole graph.
+    The adjacency of a square batch with a halo is marked as not being that of a whole graph.
     """
     setattr(n_id, GRAPH_SIZE, num_nodes)
     setattr(n_id, NODE_ORDER, order)

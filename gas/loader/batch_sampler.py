@@ -79,7 +79,7 @@ class ResumableBatchSampler(Sampler[list[int]]):
 
 
 def check_order(state: Any, num_parts: int) -> None:
-    """Refuse a saved order that isn't an epoch of so many parts.
+    """Refuse a saved order that isn't an epoch of ``num_parts`` parts.
 
     Raises:
         ValueError: Saying why.

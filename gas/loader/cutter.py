@@ -209,7 +209,7 @@ class BatchCutter:
             self._classify_attributes()
 
     def forget_edges(self) -> None:
-        """Remove edges and weights from ``loader.data``, of which the loader has a copy.
+        """Remove edges and weights from ``loader.data``; the loader has a copy.
 
         Batches then have weights in ``adj_t`` only. Edges stay if another attribute has a row per
         edge. ``loader.data`` is then another graph than the one that was passed.

@@ -350,7 +350,7 @@ def _find_original(options: dict[str, Any]) -> SubgraphLoader | None:
 def _check_options(
     data: Data, options: Mapping[str, Any], epoch_transform: EpochTransform | None
 ) -> None:
-    """Refuse options that ``DataLoader`` hasn't, and workers that stay, with views that change."""
+    """Refuse options that ``DataLoader`` lacks, and persistent workers for views that change."""
     if "views" in data:
         raise ValueError(
             "'data' has an attribute 'views', the name of an augmentation's views in mini-batches: "

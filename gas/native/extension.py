@@ -32,7 +32,7 @@ def openmp_runtimes(maps: str = "/proc/self/maps") -> set[str]:
 
 
 def warn_of_second(before: set[str], after: set[str]) -> None:
-    """Warn if the extension has brought an OpenMP runtime beside one that was there."""
+    """Warn if the extension has loaded a second OpenMP runtime into the process."""
     if not before or not after - before:
         return
     warn(

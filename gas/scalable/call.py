@@ -268,6 +268,12 @@ class BatchModel(HistoryModel):
         Returns:
             The in-batch rows, with gradient, then the halo's rows, without: a new tensor of shape
             ``[batch_size + halo, width]``. On a full batch, ``x``.
+
+        Raises:
+            ValueError: If ``x`` has fewer than ``batch_size`` rows or another width than the
+                history, or arguments of ``forward`` weren't passed on.
+            RuntimeError: If ``forward`` has passed the same history before, or runs again in the
+                backward pass, as under activation checkpointing.
         """
         if torch.compiler.is_compiling():
             return _exchange_in_graph(self, history, x, (batch_size, n_id, offset, count), rows)

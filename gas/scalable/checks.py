@@ -213,7 +213,7 @@ def collect_kwargs(function: Callable[..., Tensor], data: Data) -> dict[str, Any
 
 
 def _describe_halo(error: BaseException, batch_size: int | None, n_id: Tensor) -> str:
-    """Return the text of an error of rows of the batch alone beside those with its halo."""
+    """Describe an error about in-batch rows that are combined with rows of the halo, too."""
     return (
         f"forward combines rows of the batch's {batch_size} nodes with rows of all "
         f"{n_id.numel()}, halo included ({error}): 'adj_t' has a row for each node of the "

@@ -177,7 +177,7 @@ def _fill_histories(
     log: bool = False,
     as_evaluation: bool = False,
 ) -> Iterator[tuple[Callable[[int], SweepOutputs[SubData, Tensor]], GraphNorms]]:
-    """Fill all histories of a model, layer by layer, and give what is left to do in this context.
+    """Fill all histories of a model, layer by layer, on entering this context.
 
     The model is in evaluation mode until the context ends.
 

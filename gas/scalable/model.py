@@ -76,10 +76,10 @@ class ScalableGNN(FormerNames, BatchModel):
         path: A directory for ``store="disk"`` or ``"auto"``; histories found there are opened with
             their rows. Of several ranks, each has its files in ``rank_0``, ``rank_1``, ... of it.
             (default: a temporary directory)
-        io: ``"serial"`` moves rows when the forward pass needs them. ``"concurrent"`` starts the
-            pulls of all histories when the model is called, so that they overlap with the
-            computation if a core is idle or the store is slow; results are bitwise equal.
-            ``"none"`` moves nothing, which is wrong on purpose. (default: ``"concurrent"``)
+        io: ``"serial"`` moves rows when the forward pass needs them. ``"concurrent"`` starts pulls
+            when the model is called, so that they overlap with the computation if a core is idle or
+            the store is slow; results are bitwise equal. ``"none"`` moves nothing: results are
+            wrong, for benchmarks. (default: ``"concurrent"``)
         prefetch: With a :class:`gas.PrefetchLoader`, the number of batches ahead for which pulls
             may start, 0 or 1. With 1 a batch doesn't see the rows pushed by the batch before it:
             its rows can be one step older. (default: ``0``)
@@ -188,12 +188,12 @@ class ScalableGNN(FormerNames, BatchModel):
         super().reset_parameters()
 
     def staleness(self, loader: Iterable[SubData] | None = None) -> list[Staleness]:
-        """Measure how stale each history is.
+        """Return a :class:`gas.history.Staleness` for each history, in the order of layers.
 
         Args:
             loader: Batches for layer-wise inference, to compare histories with exact embeddings.
                 This costs an inference and another set of histories. The reference are these
-                batches, not the uncut graph, which :func:`gas.verify` checks. (default: ages only)
+                batches, not the whole graph, which :func:`gas.verify` checks. (default: ages only)
         """
         if loader is None:
             return super().staleness()
@@ -281,12 +281,12 @@ class ScalableGNN(FormerNames, BatchModel):
     """The transform of the whole graph before it is cut into parts, such as ``GCNNorm()``."""
 
     def prepare(self, data: Data) -> Data:
-        """Apply :attr:`transform` to the whole graph.
+        """Apply :attr:`transform`, if there is one, to the whole graph, and return the result.
 
         :func:`gas.cluster` calls it, ``gas.cluster(data, num_parts, model=model)``.
 
         Args:
-            data: The graph; it is not modified.
+            data: The graph, not a shard; it is not modified.
         """
         if self.transform is not None and SHARD in data:
             raise ValueError(

@@ -94,7 +94,7 @@ class PrefetchLoader:
             self._order = None
 
     def _prefetch_batches(self) -> Iterator[SubData]:
-        """Yield batches, of which the next one is prepared meanwhile."""
+        """Yield batches, and prepare the next one meanwhile."""
         model = self.model
         batches = iter(self.loader)
         uses_thread = model.device.type != "cpu" or has_idle_cores()

@@ -35,7 +35,7 @@ class Callback:
         """
 
     def on_step_end(self, progress: Progress) -> None:
-        """Handle the end of a step of the optimizer, such as that of a scheduler by step.
+        """Handle the end of an optimizer's step, for example to step a scheduler.
 
         The model has the weights of training, not their average.
 

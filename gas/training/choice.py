@@ -56,7 +56,7 @@ class Candidate:
 
     @property
     def relative_seconds(self) -> float:
-        """Seconds in which it learns what a full batch learns in an epoch."""
+        """Seconds until as much is learned as in an epoch of a full batch."""
         return self.epoch_seconds * relative_epochs(self.steps)
 
     def may_exceed(self, limit: int) -> bool:

@@ -202,7 +202,7 @@ def prediction_columns(found: Predictions, split: int) -> dict[str, Any]:
 
 
 def _is_known(graph: Any) -> bool:
-    """Return whether :func:`graph_of` gives the graph, which is of one type."""
+    """Return whether :func:`graph_of` returns a homogeneous graph."""
     is_ours = isinstance(graph, Data | SubgraphLoader | PrefetchLoader)
     return is_ours and not hasattr(graph, "hetero_data")
 

@@ -93,10 +93,10 @@ def fit(
         average_weights: Evaluate, and keep, the average of the weights over about the last epoch's
             steps, which is better and steadier than the weights after any of them. Training goes on
             with the weights themselves. (default: ``True``)
-        warm_up: Raise the learning rate linearly over this many steps: in the first of them all
-            stored rows are stale, and at a high rate a model without a norm can end where it
-            predicts one class. Not for a full batch. (default: ``40``, or ``0`` if the model has a
-            batch norm for each history)
+        warm_up: Raise the learning rate linearly over this many steps: in the first steps, all
+            stored rows are stale, and at a high rate a model without a norm can get stuck at
+            predicting one class. Not for a full batch. (default: ``40``, or ``0`` if the model has
+            a batch norm for each history)
         loss: The mean loss of outputs and targets of labelled nodes, such as
             ``torch.nn.CrossEntropyLoss(weight=...)`` with a weight for each class.
             (default: the usual one for ``y``; see :func:`gas.training.loss_of`)
@@ -124,7 +124,7 @@ def fit(
         **options: Further arguments of :func:`train_epoch`, such as ``autocast``.
 
     Returns:
-        The record, with an entry per epoch.
+        The record, a :class:`gas.training.Run`, with an entry per epoch.
 
     Raises:
         ValueError: If an argument is unusable, naming it.

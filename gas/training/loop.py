@@ -260,7 +260,7 @@ def check_loader(loader: Any, loss_fn: Any, view_loss: Any) -> None:
 
 
 def refuse_types(model: object) -> None:
-    """Refuse a model for heterogeneous graphs, of whose types one would have to be chosen."""
+    """Refuse a model for heterogeneous graphs, for which a node type would have to be chosen."""
     if isinstance(model, HeteroModel):
         raise ValueError(
             "'model' is a HeteroModel, whose mini-batches have labels by the type of nodes: write "

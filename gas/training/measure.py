@@ -365,9 +365,9 @@ def limit_freed_memory() -> None:
     """Make this process return large blocks to the system as soon as they are freed.
 
     Otherwise the C library keeps blocks of up to 32 MiB. Mini-batches differ in size, so that the
-    blocks of one don't fit the next, and memory becomes fragmented. And models keep up to 512 MiB
-    of each type for large products and packed rows. The cost is that the system clears new blocks.
-    Unless the C library is GNU's, its blocks stay as they are.
+    blocks of one don't fit the next, and memory becomes fragmented. In addition, models keep up to
+    512 MiB of each type for large products and packed rows. The cost is that the system clears
+    every new block. This has no effect on a C library other than GNU's.
     """
     SHARED.most_idle_bytes = 0
     SHARED.clear()

@@ -28,7 +28,7 @@ def holds_labels(y: Tensor) -> bool:
 
 
 def check_known_targets(y: Tensor, train_mask: Tensor, loss_fn: Any = None) -> None:
-    """Refuse nodes to train on, in a split at least, of which a target is unknown.
+    """Refuse training nodes, of any split, with an unknown target.
 
     A loss of the user's own may leave such targets out, and PyTorch's cross entropy those of its
     ``ignore_index``.
@@ -362,6 +362,9 @@ def compute_r2(out: Tensor, y: Tensor, mask: Tensor | None = None) -> float:
         y: Targets of the same shape; those that are NaN don't count. Of several columns it is the
             mean over those with a target.
         mask: The nodes to count, of shape ``[N]``. (default: all)
+
+    Returns:
+        A number of at most 1; 0 where no target is known, or all are equal.
 
     Raises:
         ValueError: If there are several columns, and the shapes differ.

@@ -36,7 +36,7 @@ CURE = (
 
 
 def is_true(value: Any) -> bool:
-    """Return whether a value is ``True``, of Python, NumPy or PyTorch, not merely something."""
+    """Return whether a value is ``True`` of Python, NumPy or PyTorch, not merely truthy."""
     kind = str(getattr(value, "dtype", "")).removeprefix("torch.")
     return value is True or (kind == "bool" and bool(value))
 

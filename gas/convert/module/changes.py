@@ -1,4 +1,4 @@
-"""Refuse changes in place of what a module learns, when it is run and in a trace."""
+"""Refuse in-place changes of a module's parameters and buffers, in runs and in traces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VIEWS = (
 
 
 def with_noise(weight: Tensor) -> Tensor:
-    """Return a copy of a parameter with noise, which has its signs where it isn't zero."""
+    """Return a copy of a parameter with noise that keeps the signs of non-zero values."""
     if not weight.is_floating_point():
         return weight.clone()
     noise = 0.1 * torch.randn_like(weight)
@@ -74,10 +74,10 @@ def given_parameters(weights: Mapping[Tensor, Tensor]) -> Iterator[None]:
 
 
 class RefuseChanges(TorchDispatchMode):
-    """Refuses changes in place of parameters while a module is run.
+    """Refuse in-place changes of parameters while a module is run.
 
-    But for those that a layer makes of its own, which mini-batches call as it is, unless its type
-    is ``opened``.
+    A layer may change its own parameters, as mini-batches call the layer itself, unless its type is
+    ``opened``: such layers are traced.
     """
 
     def __init__(self, net: Module, opened: Collection[type]) -> None:
@@ -87,7 +87,7 @@ class RefuseChanges(TorchDispatchMode):
         self._names = {_address(weight): name for name, weight in self._weights.items()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function that writes to no parameter."""
+        """Call a function unless it writes to a parameter."""
         given = dict(zip([a.name for a in func._schema.arguments], args, strict=False))
         given.update(kwargs or {})
         written = [given.get(each.name) for each in func._schema.arguments if each.is_write]
@@ -98,7 +98,7 @@ class RefuseChanges(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _is_in_layer(self, weight: Tensor) -> bool:
-        """Return whether a layer with a parameter is called that isn't followed."""
+        """Return whether a parameter belongs to a layer that is being called and isn't traced."""
         for frame, _ in traceback.walk_stack(None):
             given = list(frame.f_locals.values())
             layer = given[0] if frame.f_code.co_argcount and given else None  # "self", of a method.
@@ -113,7 +113,7 @@ class RefuseChanges(TorchDispatchMode):
         return False
 
     def find_replaced(self) -> str:
-        """Return a parameter that was given other values, ``weight.data = ...``, or ""."""
+        """Return the name of a parameter whose values were replaced, ``weight.data = ...``."""
         names = (n for n, weight in self._weights.items() if _address(weight) not in self._names)
         return next(names, "")
 
@@ -140,7 +140,7 @@ def is_in_place(node: Node) -> bool:
 
 
 def views_of(node: Node) -> list[Node]:
-    """Return a value, what it is a view of, and so on."""
+    """Return a value, the value that it is a view of, and so on up to the first one."""
     found: list[Node] = [node]
     while (last := found[-1]).target in VIEWS or _is_data(last) or is_of_table(last):
         if not last.args or not isinstance(last.args[0], Node):  # An input may be named "t".

@@ -1,4 +1,4 @@
-"""Attributes of a module that its model takes when they are replaced, or refuses."""
+"""Follow later changes of a module: its model uses replaced tensors, and refuses the rest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _FollowedTensor:
     fixed: Tensor | None = None
 
     def follow(self) -> None:
-        """Take the tensor by which it was replaced, or its values where the model has a copy.
+        """Use the tensor that has replaced this one; copy its values where the model has a copy.
 
         Raises:
             ValueError: If it was replaced by something else, or by several, or is fixed.
@@ -164,7 +164,7 @@ def _copy_items(value: Any, read: Set[str], known: Collection[int]) -> dict[str,
 def _check_items(
     containers: Iterable[tuple[str, Mapping[str, Any], str, dict[str, Any]]], read: Set[str]
 ) -> None:
-    """Check that containers have the items that they had, of which the model has copies."""
+    """Check that the items of containers haven't changed since the model copied them."""
     for name, owner, key, seen in containers:
         now = dict(_walk(owner.get(key), read))
         for path, before in seen.items():
@@ -211,19 +211,20 @@ def check_hooks(net: Module, called: Collection[str]) -> None:
 def find_followed(
     net: Module, model: Module, unknown: Collection[str], computed: Collection[str]
 ) -> list[Callable[[], None]]:
-    """Find what its model wouldn't see if it were replaced in a module: tensors, parts, options.
+    """Find the tensors, submodules and options whose replacement a model wouldn't notice by itself.
 
-    And hooks of the module itself, which its model doesn't call; those of its parts are shared with
-    the model's parts, which tools may register some on.
+    Hooks of the module itself are checked as well, because its model doesn't call them. Hooks of
+    submodules are shared with the model.
 
     Args:
-        net: The module. Buffers of its parts are those of the model, and are found there.
-        model: What is made of it, with parts of the same names.
+        net: The module. Buffers of its submodules are shared with the model.
+        model: The model of the module, with submodules of the same names.
         unknown: The names of attributes that are left out.
-        computed: The names of those that the model has numbers of.
+        computed: The names of attributes of which the model has computed values.
 
     Returns:
-        Functions to call before each call of the model, which take what has changed, or raise.
+        Functions to call before each call of the model. They update its tensors, or raise an error
+        if something else has changed.
     """
     parts: list[Any] = []
     options: list[Any] = []

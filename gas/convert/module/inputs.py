@@ -210,7 +210,7 @@ class Inputs:
         return {name: copy_value(value) for name, value in self.arguments(data).items()}
 
     def to_matrix(self, data: Data, layout: str = "") -> Any:
-        """Return the weighted adjacency of a graph in a layout, by default that of the module's."""
+        """Return the weighted adjacency of a graph in a layout, by default that of the inputs."""
         size = int(data.num_nodes or 0)
         layout = layout or self.layout
         return make_matrix(data.edge_index, data.get(WEIGHT), (size, size), layout)
@@ -322,7 +322,7 @@ def find_inputs(net: Module, data: Data) -> Inputs:
 
 
 def _check_names(function: str, names: Sequence[str], takes_pairs: bool) -> None:
-    """Refuse parameters that a call with a mini-batch has another meaning for."""
+    """Refuse parameters whose names have another meaning in a call with a mini-batch."""
     if PAIRS in names and not takes_pairs:
         raise ValueError(
             f"{function} takes {PAIRS!r}, pairs of nodes, of which each mini-batch has others: "
@@ -338,7 +338,7 @@ def _check_names(function: str, names: Sequence[str], takes_pairs: bool) -> None
 
 
 def _has_weights(adj_t: Any) -> bool:
-    """Return whether a matrix has values, other than the ones that a tensor always has."""
+    """Return whether a matrix has weights: a tensor without weights stores ones."""
     value = layout_of(adj_t, "adj_t").value(adj_t)
     return value is not None and (not isinstance(adj_t, Tensor) or bool((value != 1).any()))
 

@@ -172,7 +172,10 @@ def _gives(
     net: Module, call: Callable[[Any], Any], first: Any, second: Any, without: str = "",
     noisy: Mapping[Tensor, Tensor] | None = None,
 ) -> bool:  # fmt: skip
-    """Return whether a call after another gives what it does alone, also without an attribute."""
+    """Return whether a call returns the same with and without another call before it.
+
+    The attribute ``without`` is reset between the two calls.
+    """
     values, key = find_namespace(net, without)
     before, was_there = values.get(key), key in values
     counts = [] if without else _find_numbers(net)
@@ -252,7 +255,7 @@ def check_caches(net: Module, caches: Sequence[str], changed: dict[str, Any]) ->
 
 
 def _is_other(net: Module, node: Node) -> bool:
-    """Return whether a value is more than the graph: parameters, modules, random numbers."""
+    """Return whether a node reads parameters, modules or random numbers, not the graph alone."""
     if is_about_shape(node):
         return False
     name = str(getattr(node.target, "__name__", node.target))

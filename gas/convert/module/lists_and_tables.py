@@ -104,13 +104,13 @@ class EdgeLists(First):
 
 
 class TakesLists(LayerAlone):
-    """A module that is given all edges, and gives each list of them to another."""
+    """Wrapper that takes the joined edges, and passes the module its lists of them."""
 
     lists = EdgeLists()
     method, graph = "forward", ""
 
     def forward(self, **given: Any) -> Any:
-        """Return what the module gives for its lists."""
+        """Call the module with its lists of edges."""
         call = self.encoder if self.method == "forward" else getattr(self.encoder, self.method)
         if not self.graph:
             lists = self.lists.take(given)

@@ -1,4 +1,4 @@
-"""Transform of a whole graph: what a module computes of its edges alone."""
+"""Transforms of the whole graph that compute what a module derives from its edges alone."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ class First(BaseTransform):
 
 
 class Preparation(BaseTransform):
-    """The edges and attributes that a module computes of a whole graph's edges.
+    """Transform that computes the values that a module derives from the graph's edges alone.
 
-    Such as self-loops, degrees and symmetric normalisation, of which a mini-batch doesn't know
-    enough. If layers take different lists of edges, the graph gets them all, and masks.
+    Examples are self-loops, degrees and symmetric normalisation, which a mini-batch can't compute.
+    If layers take different lists of edges, the graph gets the union of them, and masks.
 
     Args:
-        function: Returns the lists of edges, the attributes, and what is to be checked, of the
-            graph's edges, number of nodes, device and type of rows, and of ``names``.
+        function: A function of the graph's edges, number of nodes, device, type of rows, and
+            attributes ``names``. It returns the lists of edges, the new attributes, and values to
+            check.
         names: The attributes of edges that it takes.
         masks: The name of the mask of each list among all edges; "" for one that has them all.
         made: The names of the attributes that it makes, and the position of the list that each has
@@ -115,7 +116,7 @@ class Preparation(BaseTransform):
 
     @torch.no_grad()
     def forward(self, data: Data) -> Data:
-        """Return a graph with these edges and attributes; as it is if it has them.
+        """Return a graph with these edges and attributes; a prepared graph is returned as it is.
 
         Raises:
             ValueError: If the graph lacks an attribute, was prepared for another model, or layers

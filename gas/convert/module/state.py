@@ -1,4 +1,4 @@
-"""Attributes, modes and random numbers that a run of a module may change, and are restored."""
+"""Restore the attributes, modes and random states that a run of a module may change."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def find_namespaces(net: Module) -> list[tuple[str, MutableMapping[str, Any]]]:
 
 
 def _imported_beside(module: ModuleType) -> list[str]:
-    """Return the modules of the same folder, or below, of which a module has functions."""
+    """Return the Python modules in the same folder, or below, from which a module has imported."""
     names = {
         value.__name__ if isinstance(value, ModuleType) else value.__module__
         for value in list(vars(module).values()) if isinstance(value, FunctionType | ModuleType)
@@ -130,10 +130,10 @@ def own_modules(net: Module) -> Iterator[tuple[str, Module]]:
 
 @contextmanager
 def keep_attributes(net: Module) -> Iterator[dict[str, Any]]:
-    """Restore attributes and buffers of a module, and of its parts, at the end.
+    """Restore attributes and buffers of a module, and of its submodules, after this context.
 
-    But for buffers of modules of PyTorch and PyG, and lazy modules, which the call completes. And
-    restore attributes of their classes, and globals beside these.
+    Attributes of their classes, and globals of the classes' files, are restored as well; buffers of
+    PyTorch's and PyG's modules, and lazy modules, which a call initialises, aren't.
 
     Yields:
         An empty dictionary, which then gets the attributes that were changed, by their names.
@@ -247,7 +247,7 @@ OF_INPUTS: dict[str, Callable[..., Any]] = {
 
 
 class FixedNumbers(TorchDispatchMode):
-    """Fix all random numbers to one; dropout keeps all, and norms use running statistics.
+    """Replace random numbers by a given one; dropout keeps all, norms use running statistics.
 
     * ``found``: the functions that drew numbers, other than for dropout.
     """
@@ -295,9 +295,9 @@ class FixedNumbers(TorchDispatchMode):
 
 
 def _find_generators(net: Module) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Return how to get and set the states of generators that a module keeps, or that are global.
+    """Return functions that get and set the state of each generator of Python, NumPy or a module.
 
-    Besides PyTorch's own.
+    PyTorch's global generators are left out.
     """
     kept = {id(v): v for _, values in find_namespaces(net) for v in list(values.values())}
     found: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [

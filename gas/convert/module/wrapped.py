@@ -1,4 +1,4 @@
-"""Modules that are converted through another: layers alone, and those that keep their graph."""
+"""Wrappers of modules that can't be traced as they are: single layers, and modules of a graph."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from gas.convert.module.arguments import (
 
 
 class LayerAlone(Module):
-    """A module that calls a layer, with its parameters, as those of an ``encoder`` are found."""
+    """Wrapper that calls a single layer, its child ``encoder``."""
 
     def __init__(self, layer: Module) -> None:
         super().__init__()
         self.encoder, self.training = layer, layer.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the layer gives."""
+        """Call the layer."""
         return self.encoder(*args, **kwargs)
 
 
 def wrap_layer(layer: Module) -> Module:
-    """Return a module, of the same name, that calls a layer which is converted alone."""
+    """Wrap a single layer into a module whose class has the same name."""
     return type(type(layer).__name__, (LayerAlone,), {})(layer)
 
 
 def make_forward(kind: type[LayerAlone], parameters: Sequence[inspect.Parameter]) -> Any:
-    """Return a ``forward`` with these parameters, that calls the one of a class by keywords."""
+    """Return a ``forward`` with these parameters that calls that of ``kind`` by keywords."""
 
     def forward(self: Any, **values: Any) -> Any:
         return kind.forward(self, **values)
@@ -54,12 +54,12 @@ def make_forward(kind: type[LayerAlone], parameters: Sequence[inspect.Parameter]
 
 
 class _ReadsGlobal(LayerAlone):
-    """A module that is given the graph which another reads as a global variable."""
+    """Wrapper that takes the graph, and sets the global variable from which a module reads it."""
 
     _variable = ""
 
     def forward(self, data: Data) -> Any:
-        """Return what the module gives for a graph."""
+        """Call the module with a graph as its global variable."""
         variables = type(self.encoder).forward.__globals__
         before, variables[self._variable] = variables[self._variable], data
         try:
@@ -69,13 +69,13 @@ class _ReadsGlobal(LayerAlone):
 
 
 class _KeepsGraph(LayerAlone):
-    """A module that is given the graph, or its tensors, which another has as attributes."""
+    """Wrapper that takes the graph or its tensors, and sets the attributes that keep them."""
 
     places: tuple[tuple[str, str, str], ...] = ()
-    """The name of a parameter, of the module that keeps its value, and of the attribute there."""
+    """Names: of the parameter, of the submodule that keeps its value, and of the attribute."""
 
     def forward(self, **given: Any) -> Any:
-        """Return what the module gives for a graph."""
+        """Call the module with a graph's values in its attributes."""
         kept = [(vars(self.encoder.get_submodule(of)), key, name) for name, of, key in self.places]
         before = [values.get(key) for values, key, _ in kept]
         rest = {name: given[name] for name in given if all(name != each[2] for each in kept)}
@@ -92,10 +92,11 @@ class _KeepsGraph(LayerAlone):
 
 
 def wrap_kept_graph(net: Module, data: Data) -> Module:
-    """Return a module, of the same name, that takes the graph which another keeps.
+    """Wrap a module that keeps its graph into one, of the same name, that takes it as an argument.
 
-    That is a ``Data`` of an attribute or a global variable, if ``forward`` takes nothing, or
-    tensors of ``data`` that ``forward`` doesn't take. Other modules are returned as they are.
+    A kept graph is a ``Data`` in an attribute or a global variable, if ``forward`` takes nothing;
+    or attributes that equal tensors of ``data`` that ``forward`` doesn't take. Other modules are
+    returned as they are.
     """
     code = getattr(type(net).forward, "__code__", None)
     if code is None or isinstance(net, LayerAlone):
@@ -126,21 +127,21 @@ def wrap_kept_graph(net: Module, data: Data) -> Module:
 
 
 class _Renames(LayerAlone):
-    """A module that is given the edges by their name, for another that has a name of its own."""
+    """Wrapper that takes the edges as ``edge_index`` or ``adj_t``, and passes them as ``name``."""
 
     edges = name = ""
 
     def forward(self, **given: Any) -> Any:
-        """Return what the module gives for a graph."""
+        """Call the module with the edges under its own name for them."""
         given[self.name] = given.pop(self.edges)
         return self.encoder(**given)
 
 
 def wrap_edges_by_other_names(net: Module, data: Data) -> Module:
-    """Return a module, of the same name, that takes the edges which another takes by another name.
+    """Wrap a module whose edges have another name, ``forward(x, ei)``, into one of the same name.
 
-    Such as ``forward(x, ei)``: the one argument that it needs and the graph doesn't have. Other
-    modules are returned as they are.
+    The edges are the only argument that it needs and the graph doesn't have. Other modules are
+    returned as they are.
     """
     named = parameters(net, "forward") if find_method(net) == "forward" else {}
     needed = [name for name in named if named[name] is inspect.Parameter.empty]

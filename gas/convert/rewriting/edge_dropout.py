@@ -115,7 +115,7 @@ def _find_layers(traced: Traced, call: Node, of_rows: set[Node]) -> list[Node]:
 
 
 def _remove(graph: Graph, call: Node, given: dict[str, Any]) -> None:
-    """Have readers of a call read all edges, and the attributes of all edges."""
+    """Replace a dropout of edges, for all readers, by all edges and their attributes."""
     has_attribute = "edge_attr" in EDGE_DROPOUTS[call.target]
     for part in list(call.users):
         position = part.args[1] if part.target is operator.getitem else None
@@ -139,9 +139,9 @@ def _remove(graph: Graph, call: Node, given: dict[str, Any]) -> None:
 
 
 def check_scale(node: Node, value: Tensor, edges: Tensor, num_nodes: int) -> None:
-    """Refuse what doesn't grow as the weights of a mean do when edges are dropped.
+    """Refuse weights that a division by ``1 - p`` doesn't correct for dropped edges.
 
-    It is the value, on a small graph, of a node that is computed of the edges that are left.
+    ``value`` is that of ``node`` on a small graph, computed from the remaining edges.
 
     Raises:
         ValueError: If it is neither a mean's weight, nor that of a symmetric normalisation.

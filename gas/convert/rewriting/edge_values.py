@@ -103,7 +103,7 @@ class EdgeValues:
 
     @property
     def keeps_nothing(self) -> bool:
-        """Return whether there are no selected edges to leave."""
+        """Return whether no selection of edges stays with the module."""
         return len(self._kept_sizes) == 1
 
     @property
@@ -112,7 +112,7 @@ class EdgeValues:
         return any(self._is_selected(node) and self._is_changed(node) for node in self.inside)
 
     def _is_changed(self, node: Node) -> bool:
-        """Return whether a value is a list of edges, some of which aren't of the one given."""
+        """Return whether a value is a list of edges with some that the given list doesn't have."""
         value, edges = (self.records[0][each] for each in (node, self.edges))
         size = self.counts[0][0]
         if not self._is_list(value) or value.size(1) == edges.size(1):

@@ -163,14 +163,14 @@ class OnSomeEdges(EdgeLayer):
         self.target, self.edges, self.rows = target, edges, tuple(rows)
 
     def forward(self, edge_index: Tensor, edge_mask: Tensor, **given: Any) -> Any:
-        """Return what the layer gives."""
+        """Call the layer with the edges of a mask, and with their rows."""
         layer: Any = self.layer
         given |= {name: given[name][edge_mask] for name in self.rows}
         return layer(**given, **{self.edges: edge_index[:, edge_mask]})
 
 
 def wrap_selecting_layers(traced: Traced) -> None:
-    """Have layers that are given ``edge_index[:, mask]`` select these edges themselves."""
+    """Replace layers of ``edge_index[:, mask]`` by layers that select these edges themselves."""
     net, graph, edges = traced.net, traced.graph, traced.edges
     for node in [each for each in graph.nodes if is_layer(net, each)]:
         target = str(node.target)

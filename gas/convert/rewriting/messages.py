@@ -101,7 +101,7 @@ class _Writer:
         )
 
     def _is_sized(self, node: Node) -> bool:
-        """Return whether a node reads the shape of what it is given, not the numbers."""
+        """Return whether a node reads the shape of its argument, not the values."""
         is_tensor = isinstance(self._record.get(node), Tensor)
         return not is_tensor or node.target in (*SHAPED, *SHAPED_METHODS)
 
@@ -175,7 +175,7 @@ class _Writer:
         )  # fmt: skip
 
     def in_order(self, outputs: set[Node]) -> list[Node]:
-        """Return outputs from the last: those that are part of another's function come later."""
+        """Return outputs from last to first, so that a function comes before its own inputs."""
         return sorted(outputs, key=self._order.__getitem__, reverse=True)
 
     def _is_floating(self, node: Node) -> bool:
@@ -183,7 +183,7 @@ class _Writer:
         return isinstance(value, Tensor) and value.is_floating_point()
 
     def collect(self, output: Node) -> list[Node]:
-        """Return the nodes of the function that gives a value, in order."""
+        """Return the nodes of the function that computes a value, in order."""
         inside, left = {output}, [output]
         while left:
             reader = left.pop()
@@ -194,7 +194,7 @@ class _Writer:
         return sorted(inside, key=self._order.__getitem__)
 
     def write(self, output: Node, inside: list[Node]) -> tuple[Graph, dict[str, Node]]:
-        """Return the function that gives a value, and its arguments besides the edges."""
+        """Return the function that computes a value, and its arguments besides the edges."""
         graph = Graph()
         made = {self._edges: graph.placeholder("edge_index")}
         inputs: dict[str, Node] = {}
@@ -221,7 +221,7 @@ class _Writer:
         return graph, inputs
 
     def inputs_of(self, inside: list[Node], nodes: list[Node] | None = None) -> dict[Node, None]:
-        """Return what a function, or some of its nodes, reads from outside, in order."""
+        """Return the nodes outside of a function that it, or some of its nodes, reads, in order."""
         return dict.fromkeys(
             node for each in (inside if nodes is None else nodes) for node in each.all_input_nodes
             if node not in inside

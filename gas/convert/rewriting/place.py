@@ -60,7 +60,7 @@ class Placement:
         self.pulled.sort(key=order.__getitem__)
 
     def _require(self, node: Node) -> None:
-        """Have a batch have all rows of a value."""
+        """Provide all rows of a value in a batch: compute them, or pull the halo's."""
         if node in self.whole or node in self.pulled:
             return
         # What depends on features only, which batches have for the halo, too; and what is drawn,
@@ -78,7 +78,7 @@ class Placement:
             self.pulled.append(source)
 
     def _share_histories(self) -> None:
-        """Keep one history of what several others are computed of, if it isn't wider than these."""
+        """Replace histories by one of the value that they are computed from, if it isn't wider."""
         values = self._traced.values
 
         def width(node: Node) -> int:

@@ -37,7 +37,7 @@ def _is_normalised(node: Node) -> bool:
 
 
 class _Extractor:
-    """Moves what a traced graph computes of edges alone into a transform.
+    """Moves the nodes of a traced graph that depend on the edges alone into a transform.
 
     If it ``allows_several`` lists of edges that layers take, the transform joins them. ``given`` is
     the parameter for a matrix, its layout, and whether weights are taken.
@@ -114,7 +114,7 @@ class _Extractor:
         return names
 
     def _is_read(self, node: Node) -> bool:
-        """Return whether a value is read by what doesn't follow from the edges, or by way of it."""
+        """Return whether nodes that depend on more than the edges read a value, if indirectly."""
         users = [user for user in node.users if user not in self._finder.moved]
         return any(user not in self._finder.found or self._is_read(user) for user in users)
 
@@ -152,7 +152,7 @@ class _Extractor:
         return found[0]
 
     def _inputs_of(self, node: Node) -> list[Node]:
-        """Return what a value is computed of, the last first."""
+        """Return the nodes that a value is computed from, the last first."""
         before = walk_back(node)
         return [each for each in reversed(self._finder.inside) if each in before]
 
@@ -227,7 +227,7 @@ class _Extractor:
         return ""
 
     def _replace(self, node: Node) -> Node:
-        """Return the node that gives the value to the rest of the graph."""
+        """Return the node from which the rest of the graph reads the value of another."""
         graph, value, position = self._finder.graph, self._values[node], self._find_list(node)
         if position is not None:
             edges, source = self._edges(position), self._finder.edges
@@ -262,7 +262,7 @@ class _Extractor:
         return self._select(self._placeholder(name, node), position)
 
     def _select(self, rows: Node, position: int | None) -> Node:
-        """Return the rows of one of the lists, of rows of all edges."""
+        """Select the rows of one list of edges among rows of all edges."""
         if position is None or not self._masks[position]:
             return rows
         mask = self._placeholder(self._masks[position])
@@ -357,7 +357,7 @@ class _Extractor:
 
 
 def move_preparation(traced: Traced) -> Preparation | None:
-    """Move what a traced module computes of the edges alone to a transform of the whole graph.
+    """Move computations that depend on the edges alone to a transform of the whole graph.
 
     Its graph gets the results as inputs. Edges that the module selects, ``edge_index[:, mask]``,
     stay with it, if layers take different lists of edges otherwise. If they still do, the transform

@@ -1,4 +1,4 @@
-"""Products with the adjacency, of rows of nodes, into which messages and linear layers merge."""
+"""Replace messages and linear layers by fused products with the adjacency."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def replace_sums(traced: Traced) -> bool:
 def _find_product(
     node: Node, module: Any, inner: Any, given: list[Node], masks: list[Node], record: Values
 ) -> str:
-    """Return the name of the product that gives what messages give; "" if none does."""
+    """Return the name of the product that equals a layer of messages; "" if none does."""
     edges: Any = node.args[0]
     values = [record[each] for each in (edges, *given)]
     if not all(isinstance(each, Tensor) and each.layout == torch.strided for each in values):

@@ -30,7 +30,7 @@ COPIES = ("to", "long", "contiguous", "clone", "cpu", "cuda", "detach")
 
 
 def follow_changes(net: Module, graph: Graph) -> None:
-    """Have later functions read what a function has changed in place from its result.
+    """Let functions after an in-place change read the result of the change.
 
     Such as ``count.scatter_add_(0, index, one)``, of a tensor that was made before.
 
@@ -113,7 +113,7 @@ def _leads_to(net: Module, node: Node, end: Node) -> bool:
 
 
 def exchange(node: Node, other: Any, readers: Callable[[Node], bool] = lambda _: True) -> None:
-    """Have all readers of a node, or some, read another node or a constant."""
+    """Replace a node by another node or a constant, for all of its readers or some."""
 
     def new(each: Node) -> Any:
         return other if each is node else each
@@ -124,7 +124,7 @@ def exchange(node: Node, other: Any, readers: Callable[[Node], bool] = lambda _:
 
 
 def _replace_in_place(node: Node, changed: Node) -> None:
-    """Have a method return a new tensor, if others read what it changes, and no view of it."""
+    """Replace an in-place method by its out-of-place form, unless a view of its input is read."""
     views = {changed.target, *(user.target for user in changed.users)}
     name = str(node.target).removesuffix("_")
     if node.op == "call_method" and len(changed.users) > 1 and views.isdisjoint(VIEWS):
@@ -178,7 +178,7 @@ def _drops_in_place(net: Module, node: Node) -> bool:
 
 
 def read_masks(graph: Graph) -> None:
-    """Have items be selected by a mask, ``x[mask]``, instead of ``x[torch.where(mask)]``."""
+    """Replace ``x[torch.where(mask)]`` by ``x[mask]``."""
     for node in list(graph.nodes):
         is_where = node.target is torch.where and len(node.args) == 1
         is_nonzero = node.target in (torch.nonzero, "nonzero") and node.kwargs == {"as_tuple": True}
@@ -188,12 +188,12 @@ def read_masks(graph: Graph) -> None:
 
 
 def asks_for_rows(node: Node) -> bool:
-    """Return whether an embedding that is a table is called."""
+    """Return whether a node looks up rows of a table with a row for each node."""
     return node.target is torch.nn.functional.embedding and is_of_table(node.args[1])
 
 
 def read_all_rows(graph: Graph, values: Mapping[Node, Any]) -> None:
-    """Read tables by the ids of nodes where a module asks for all rows, by ``arange``."""
+    """Replace lookups of all rows of a table, by ``arange``, by lookups of the nodes' rows."""
     for node in filter(asks_for_rows, graph.nodes):
         ids, rows = node.args
         every = torch.arange(len(values[rows]), device=values[rows].device)
@@ -202,7 +202,7 @@ def read_all_rows(graph: Graph, values: Mapping[Node, Any]) -> None:
 
 
 def skip_copies(graph: Graph, source: Node) -> None:
-    """Have copies of the edges, such as ``edge_index.to(device)``, be the edges themselves."""
+    """Replace copies of the edges, such as ``edge_index.to(device)``, by the edges themselves."""
     for node in list(graph.nodes):
         if (end := _find_end(graph, node, source)) is not None:
             node.replace_all_uses_with(end)
@@ -213,7 +213,7 @@ def skip_copies(graph: Graph, source: Node) -> None:
 
 
 def turn_ends(graph: Graph, values: Mapping[Node, Any]) -> None:
-    """Have what reads the ends of edges read those of the edges turned round, exchanged."""
+    """Replace the ends ``edges[0]`` and ``edges[1]`` by the same ends of ``edges.flip(0)``."""
     for edges in list(graph.nodes):
         ends = [user for user in edges.users if user.target is operator.getitem]
         ends = [end for end in ends if end.args[1] in (0, 1)]

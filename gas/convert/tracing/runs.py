@@ -43,12 +43,12 @@ class RandomBranches:
         self._known: Any = None
 
     def start(self, known: Any, outcomes: Sequence[bool], rest: bool) -> None:
-        """Give these outcomes to the calls of this thread that aren't evaluated, and a rest."""
+        """Set the outcomes of the first random branches of this thread's trace, and of the rest."""
         self.found, self._known, self._outcomes, self._rest = [], known, outcomes, rest
         self._thread = threading.get_ident()
 
     def stop(self) -> None:
-        """Have numbers be drawn again."""
+        """Stop replacing random numbers."""
         self._known = None
 
     @property
@@ -58,7 +58,7 @@ class RandomBranches:
         return is_traced and self._thread == threading.get_ident()
 
     def decide(self, p: float) -> bool:
-        """Return the next outcome, of a probability."""
+        """Record a probability, and return the next outcome."""
         position = len(self.found)
         self.found.append(p)
         return self._outcomes[position] if position < len(self._outcomes) else self._rest
@@ -96,7 +96,7 @@ class _Draw:
 
 
 def _make_draw(function: Callable[..., Any], branches: RandomBranches) -> Callable[..., Any]:
-    """Make a function that draws numbers, of which one alone is a :class:`_Draw` in a trace."""
+    """Make a function that draws random numbers; in a trace, a single one is a :class:`_Draw`."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         given = args[0] if len(args) == 1 and isinstance(args[0], tuple | list) else args
@@ -156,7 +156,7 @@ def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def answer_questions(branches: RandomBranches) -> Iterator[None]:
-    """Let a module that is traced ask ``isinstance``, make tensors of sizes, and checkpoint.
+    """Let a traced module call ``isinstance``, create tensors of traced sizes, and checkpoint.
 
     ``isinstance`` is replaced, not the class of proxies, which functions in C would believe.
     """
@@ -257,7 +257,7 @@ class Runs:
 def merge_random_branches(
     runs: Runs, first: Graph, evaluated: Graph, probabilities: Sequence[float], merge: Any
 ) -> ModeMerger:
-    """Merge what a module computes for each outcome of its random branches.
+    """Merge the graphs of a module for each outcome of its random branches.
 
     ``first`` is the graph of outcomes that are all ``False``; of it and that of outcomes that are
     all ``True``, which have these probabilities, the one that is closer to the graph in evaluation

@@ -244,7 +244,7 @@ class Traced:
         self.net.add_module(name, self.added[name](self.net))
 
     def exchange(self, node: Node, made: Node) -> None:
-        """Have a node be computed by another, which gets its kind and values."""
+        """Replace a node by another one, which gets its kind and values."""
         for known in (self.kinds, *self.records):
             if node in known:
                 known[made] = known[node]

@@ -30,7 +30,7 @@ class InexactLayerError(ValueError):
 
 
 def several_values_error(name: str, layer: Module, value: Any) -> InexactLayerError:
-    """Return the error of a layer that gives anything but one tensor."""
+    """Return the error of a layer that returns anything but one tensor."""
     return InexactLayerError(
         f"'{name}' ({type(layer).__name__}) returns a {type(value).__name__}, expected one tensor "
         "with a row for each node",
@@ -114,7 +114,7 @@ def _whole_layers(net: Module, opened: Opened) -> list[Any]:
 
 
 def turn_layers(net: Module, opened: Opened) -> list[Any]:
-    """Have layers that pass messages to ``edge_index[0]`` pass them to ``edge_index[1]``.
+    """Change the direction of layers that pass messages to ``edge_index[0]``.
 
     Returns:
         These layers, which aren't opened. They are given ``edge_index.flip(0)``.
@@ -183,7 +183,7 @@ def _find_size_rows(size: Any) -> Any:
 
 @contextlib.contextmanager
 def unroll_layers(net: Module, opened: Opened) -> Iterator[None]:
-    """Have a layer for every hop of a layer that is followed, in this context."""
+    """Call a separate layer for every hop of the unrolled layers, in this context."""
     layers = [layer for layer in net.modules() if isinstance(layer, (*UNROLLED, *opened))]
     for layer in layers:
         object.__setattr__(layer, "propagate", Hops(layer))

@@ -72,7 +72,7 @@ def changes_error(name: str) -> ValueError:
 
 
 def describe_values(values: Mapping[str, Any]) -> str:
-    """Return the names and shapes of what a module is called with."""
+    """Describe the arguments of a module by name and shape."""
     return ", ".join(
         f"{name} of {list(value.shape)}" if isinstance(value, Tensor) else name
         for name, value in values.items()
@@ -134,7 +134,7 @@ def describe_hooks(net: Module) -> str:
 
 
 def find_lacking(error: Exception, graph: Any) -> str:
-    """Return how to give the attribute of a graph that a module asks for in vain, or ""."""
+    """Return the cure for an attribute that a module needs and the graph lacks, or ""."""
     read = [] if graph is None else sorted(graph.read)
     for name in [key for key in read if key not in graph and not hasattr(Data, key)]:
         if f"'{name}'" in str(error) or "NoneType" in str(error):

@@ -1,4 +1,4 @@
-"""One graph of a module, of those that are traced in training and in evaluation."""
+"""Merge the graphs of a module that are traced in training and in evaluation."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _make_code(name: str) -> CodeType:
 
 @contextmanager
 def replace_functions(functions: Sequence[Any], made: dict[str, Any]) -> Iterator[None]:
-    """Have functions call those ``made``, by name, under whatever name a module knows them."""
+    """Let functions call their replacements ``made``, under whatever name a module knows them."""
     before = [(each, each.__code__, each.__defaults__) for each in functions]
     with ExitStack() as stack:
         for each in functions:
@@ -95,7 +95,7 @@ def replace_functions(functions: Sequence[Any], made: dict[str, Any]) -> Iterato
 
 @contextmanager
 def record_functions(record: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
-    """Have calls of these functions be recorded, by what ``record`` makes of each.
+    """Replace functions by what ``record`` makes of them, which records their calls in a trace.
 
     Raises:
         ValueError: If both directions of edges were dropped together, or a dense matrix made.
@@ -309,7 +309,7 @@ class ModeMerger:
         return same.get(whole) if is_mask else None
 
     def _drop_in_training(self, node: Node) -> None:
-        """Have dropout that is called in training alone ask whether it is training."""
+        """Give dropout that is called in training alone the argument ``training``."""
         if names := {**DROPOUTS, **EDGE_DROPOUTS}.get(node.target):
             given = dict(zip(names[1:], node.args[1:], strict=False)) | node.kwargs
             switch = "train" if "train" in names else "training"
@@ -318,10 +318,10 @@ class ModeMerger:
 
 
 def number_values(graph: Graph, known: dict[str, int], outcomes: Sequence[bool] = ()) -> str:
-    """Return the number of what a graph returns for some outcomes of its random choices.
+    """Number the outputs of a graph by how they are computed, for outcomes of its random choices.
 
-    ``known`` are the numbers of values by how they are computed, which are added to; the outcomes
-    are in the order in which the choices were merged.
+    Equal numbers mean equal computations. ``known`` has the numbers by computation, and gets new
+    ones; ``outcomes`` are in the order in which the choices were merged.
     """
     numbers: dict[Node, str] = {}
     flags = [node for node in graph.nodes if node.target is draw_flag]
@@ -358,7 +358,7 @@ def _inputs_of(node: Node) -> list[Node]:
 
 
 def _change_inputs(node: Node, changes: dict[int, Node]) -> None:
-    """Have a node read other nodes, by their positions in :func:`_inputs_of`."""
+    """Replace inputs of a node, by their positions in :func:`_inputs_of`."""
     positions = itertools.count()
 
     def change(each: Node) -> Node:

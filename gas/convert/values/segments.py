@@ -17,7 +17,7 @@ from gas.convert.values.modes import copy_function, replace_functions
 
 
 class Unread:
-    """A value that may be named, but not read: what reads it raises an error of a text."""
+    """A placeholder that may be passed on; reading it raises an error with a given text."""
 
     def __init__(self, text: str) -> None:
         self._text = text

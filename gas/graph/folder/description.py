@@ -64,7 +64,7 @@ class Description(NamedTuple):
     attributes: dict[str, Any]
 
     def files(self) -> Iterator[tuple[str, Array]]:
-        """Iterate over the names of arrays and the arrays, each in a file."""
+        """Iterate over the files of the graph folder: the name and the description of an array."""
         for key, array in self.arrays.items():
             if isinstance(array, Array):
                 yield key, array

@@ -1,9 +1,9 @@
 """Exchange of rows of histories with the ranks that hold replicas of them.
 
-The owner publishes. After a step, the rows of its batch that others hold go to each of them, those
-of all layers in one message, without requests. A message names ranges of the list of rows that
-its receiver has asked for once, in the beginning, so it doesn't matter who is at which batch. Each
-(row, receiver, layer) moves once an epoch, and nothing else does but some bytes per range.
+In the beginning, every rank sends the owners a list of the rows that it needs. After a step, a rank
+sends the rows of its batch to each rank with replicas of them, those of all layers in one message.
+It names ranges of the receiver's list, so that ranks may process their batches in any order. Each
+row of a layer is sent once per epoch to each receiver, besides some bytes for each range.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Exchange:
     # Publishing -----------------------------------------------------------------------------------
 
     def begin(self, ranges: Sequence[Range], weight: float, views: int = 0) -> None:
-        """Begin a step: receive what it has to see, and announce what it will send.
+        """Begin a step: receive the rows of earlier steps, and announce the rows to send.
 
         Args:
             ranges: The batch's own rows, as ranges.

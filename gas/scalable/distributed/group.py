@@ -29,13 +29,13 @@ class RankError(RuntimeError):
 class Group:
     """The processes of ``torch.distributed``, with a group of their own for rows of histories.
 
-    It is one of gloo, which moves host memory, where rows are. Gradients go by another one of it,
-    and those on a device by the group that the program has made. Making one, and calling its
-    methods, has to be done by all ranks in the same order.
+    It is a gloo group, which sends host memory, where the rows are. Gradients on the CPU are sent
+    by a second gloo group, gradients on a device by the program's own group. All ranks have to
+    create it, and call its methods, in the same order.
 
     Args:
-        timeout: After how many seconds a process that doesn't come is given up.
-            (default: as long as ``init_process_group`` was told)
+        timeout: The seconds after which a process that doesn't answer raises an error.
+            (default: that of ``init_process_group``)
 
     Raises:
         RuntimeError: If ``torch.distributed`` hasn't been initialised.
@@ -135,10 +135,10 @@ class Group:
             x.detach().copy_(here)
 
     def check_alike(self, mine: dict[str, Any]) -> None:
-        """Refuse ranks that differ in what has to be the same.
+        """Refuse ranks that differ in values that must be equal.
 
         Args:
-            mine: What it is, by names; numbers and text.
+            mine: This rank's values by name; numbers and text.
 
         Raises:
             RankError: On every rank, naming the first rank that differs from rank 0.
@@ -182,7 +182,7 @@ class Group:
     # Failures -----------------------------------------------------------------------------------
 
     def report(self, step: int) -> None:
-        """Publish the step that this rank has begun, for the errors of others."""
+        """Publish the step that this rank has begun, for the errors on other ranks."""
         self._tell(f"has begun step {step}")
 
     def _tell(self, what: str) -> None:

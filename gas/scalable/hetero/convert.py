@@ -173,7 +173,7 @@ def _initialise(net: Module, small: HeteroData, inputs: Mapping[str, str]) -> No
 
 @contextlib.contextmanager
 def _explain_plain(net: Module, inputs: Mapping[str, str]) -> Iterator[None]:
-    """Say what to do with a module for graphs of one type, which fails for dictionaries."""
+    """Return the cure for a module of one node type, which fails for dictionaries."""
     try:
         yield
     except Exception as error:  # A module may raise anything for them.

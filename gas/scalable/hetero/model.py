@@ -97,6 +97,12 @@ class HeteroModel(PlannedModel):
             data: The graph, before or after :func:`gas.cluster`.
             fill: Write the embeddings of all nodes to the histories. Mini-batches read these if
                 ``data`` is their graph, after clustering. (default: ``False``)
+
+        Returns:
+            For each type of shape ``[num_nodes, out_channels]``.
+
+        Raises:
+            ValueError: If the graph has other attributes than the converted one.
         """
         self._check_attributes(data)
         data = add_ids(with_hetero_csr_features(data)).to(self.device)

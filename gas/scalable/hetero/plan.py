@@ -282,7 +282,7 @@ def make_plan(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple
 
 
 def _name_hindrance(net: Module, arguments: Mapping[str, Any]) -> str:
-    """Return what to do, if a module could be run without an attribute that it needn't be given."""
+    """Return the cure if a module can be run without one of its optional attributes; else ""."""
     for name, parameter in inspect.signature(net.forward).parameters.items():
         if name in arguments and parameter.default is not inspect.Parameter.empty:
             with contextlib.suppress(Exception), torch.no_grad():  # The module may raise any.
