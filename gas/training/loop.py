@@ -323,9 +323,10 @@ def _take_step(
     micro_batches: int,
 ) -> None:
     """Take one step, with the accumulated gradients of its micro-batches."""
-    # Gradients of others aren't cleared.
-    ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    trained = [parameter for parameter in model.parameters() if id(parameter) in ids]
+    # The optimizer's, learned features among them; gradients of others aren't cleared.
+    given = {id(each): each for group in optimizer.param_groups for each in group["params"]}
+    in_model = [each for each in model.parameters() if given.pop(id(each), None) is not None]
+    trained = [*in_model, *given.values()]
     if micro_batches > 1:
         for parameter in trained:
             if parameter.grad is not None:

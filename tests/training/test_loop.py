@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch_geometric.transforms as T
 from conftest import random_graph
+from torch_geometric.nn import SAGEConv
 
 import gas
 from gas.training import (
@@ -467,3 +468,32 @@ def test_targets_that_the_loss_takes_for_others_are_refused_before_a_step(y, sai
     with pytest.raises(ValueError, match=said):
         train_epoch(model, loader, torch.optim.Adam(model.parameters()))
     assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("options", [{"micro_batches": 4}, {"grad_norm": 0.01}, {}])
+def test_learned_features_take_the_same_step_as_weights(options):
+    """Their gradients are divided by the labelled nodes, and clipped, like those of weights."""
+    data = random_graph(directed=False)
+    data.val_mask = data.test_mask = ~data.train_mask
+    torch.manual_seed(0)
+    net = SAGEConv(5, 3)
+    features = torch.nn.Parameter(data.x.clone())
+    out = net(features, data.edge_index)[data.train_mask]
+    torch.nn.functional.cross_entropy(out, data.y[data.train_mask]).backward()
+    expected = [features.grad, *(each.grad.clone() for each in net.parameters())]
+    if "grad_norm" in options:
+        norm = torch.stack([each.norm() for each in expected]).norm()
+        expected = [each * (options["grad_norm"] / norm) for each in expected]
+    net.zero_grad()
+    model = gas.to_scalable(net, data)
+    graph = gas.cluster(data, 4, model=model, log=False)
+    graph.x = torch.nn.Parameter(graph.x.clone())
+    weights = [graph.x, *model.parameters()]
+    before = [each.detach().clone() for each in weights]
+    size = 1 if "micro_batches" in options else 4
+    loader = gas.SubgraphLoader(graph, batch_size=size, log=False)
+    train_epoch(model, loader, torch.optim.SGD(weights, lr=1.0), **options)
+    steps = [old - new.detach() for old, new in zip(before, weights, strict=True)]
+    steps[0] = steps[0][graph.perm.argsort()]
+    for step, gradient in zip(steps, expected, strict=True):
+        torch.testing.assert_close(step, gradient)
