@@ -279,6 +279,12 @@ def _open(
             f"{name!r} is given, but 'graph' has no views: leave it out, or pass a loader "
             "with an augmentation, gas.SubgraphLoader(graph, epoch_transform=gas.MHAug(graph))"
         )
+    if getattr(graph_of(graph).get("x"), "requires_grad", False) is True:
+        raise ValueError(
+            "'x' of the graph requires a gradient, but gas.fit evaluates, averages and keeps the "
+            "model's own parameters alone: make the features an Embedding of the model, or write a "
+            "loop with gas.train_epoch"
+        )
     table = _labels_in_original_order(graph_of(graph), split, needs_val, loss_fn)
     if isinstance(metric, str):  # Of classes, it is checked with the first outputs.
         check_metric(metric, table.y, 1 if table.y.dim() == 1 else table.y.size(1))
