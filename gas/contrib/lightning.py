@@ -23,7 +23,7 @@ class _TrainingLoader(SubgraphLoader):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; an epoch with all batches done is over, as Lightning skips it."""
         super().load_state_dict(state)
-        order = self.epoch_state()
+        order = self.order.state()
         if order["epoch"] is not None and order["done"] == len(order["epoch"]):
             self.forget_epoch()
 

@@ -38,6 +38,8 @@ class ResumableBatchSampler(Sampler[list[int]]):
         self.epoch: list[list[int]] | None = None  # The batches of the current epoch.
         self.done = 0  # How many of them were yielded.
         self.resumes = False  # Whether the next epoch is the rest of the current one.
+        # The state in a loop over a PrefetchLoader, which has yielded one batch fewer.
+        self.received: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(cast(Sized, self.batches))
@@ -68,13 +70,15 @@ class ResumableBatchSampler(Sampler[list[int]]):
 
     def state(self) -> dict[str, Any]:
         """Return the state for :meth:`restore`."""
+        if self.received is not None:
+            return dict(self.received)
         return {"epoch": self.epoch, "done": 0 if self.epoch is None else self.done}
 
     def restore(self, state: dict[str, Any], of_sampler: dict[str, Any] | None = None) -> None:
         """Restore the order of an epoch, and the state of the :class:`PartSampler`."""
         if self.sampler is not None and of_sampler is not None:
             self.sampler.load_state_dict(of_sampler)
-        self.epoch, self.done = state["epoch"], state["done"]
+        self.epoch, self.done, self.received = state["epoch"], state["done"], None
         self.resumes = self.epoch is not None
 
 

@@ -210,7 +210,8 @@ class SubgraphLoader(BatchCutter, DataLoader):
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: partition, order of the epoch, augmentation.
 
-        Within a loop over the loader, the batches that were yielded count as done.
+        Within a loop over the loader, or over a :class:`gas.PrefetchLoader` of it, the batches
+        that were yielded count as done.
         """
         order, chain = self._order, self.augmentation
         # The key is optional, as in checkpoints of older versions.
@@ -249,9 +250,10 @@ class SubgraphLoader(BatchCutter, DataLoader):
             self.generator.set_state(state["generator"])
         self._order.restore(state["order"], state.get("sampler"))
 
-    def epoch_state(self) -> dict[str, Any]:
-        """Return the order of the epoch's batches, and how many of them were yielded."""
-        return self._order.state()
+    @property
+    def order(self) -> ResumableBatchSampler:
+        """Return the order of the epoch's batches, which counts those that were yielded."""
+        return self._order
 
     def forget_epoch(self) -> None:
         """Start the next epoch from its first batch, even after :meth:`load_state_dict`."""

@@ -53,7 +53,6 @@ class PrefetchLoader:
             raise ValueError("'loader' is a graph, expected gas.SubgraphLoader(graph)")
         self.loader = loader
         self.model = model
-        self._order: dict[str, Any] | None = None  # Of the current epoch.
         # The forms of an adjacency that layers have used, by whether gradients were enabled.
         self._uses: dict[bool, Uses] = {}
 
@@ -69,8 +68,7 @@ class PrefetchLoader:
 
         Pulls of the next batch, with a model's ``prefetch=1``, aren't part of it.
         """
-        state = cast(Any, self.loader).state_dict()
-        return state if self._order is None else {**state, "order": dict(self._order)}
+        return cast(Any, self.loader).state_dict()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """See :meth:`gas.SubgraphLoader.check_state`."""
@@ -78,20 +76,21 @@ class PrefetchLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See :meth:`gas.SubgraphLoader.load_state_dict`."""
-        self._order = None
         cast(Any, self.loader).load_state_dict(state)
 
     def __iter__(self) -> Iterator[SubData]:
         leave_cores = getattr(self.loader, "leave_cores", True)
+        order = self.loader.order if isinstance(self.loader, SubgraphLoader) else None
         try:
             with share_cores(leave_cores) as follow_cores:
                 for batch in self._prefetch_batches():
-                    if self._order is not None:
-                        self._order["done"] += 1
+                    if order is not None and order.received is not None:
+                        order.received["done"] += 1
                     follow_cores()
                     yield batch
         finally:
-            self._order = None
+            if order is not None:
+                order.received = None
 
     def _prefetch_batches(self) -> Iterator[SubData]:
         """Yield batches, and prepare the next one meanwhile."""
@@ -103,8 +102,9 @@ class PrefetchLoader:
         sent = self._next(batches, self._uses.get(has_grad) if uses_thread else None)
         if isinstance(self.loader, SubgraphLoader) and sent is not None:
             # The loader is one batch ahead of the batches that were yielded.
-            order = self.loader.epoch_state()
-            self._order = {**order, "done": max(0, order["done"] - 1)}
+            order = self.loader.order
+            if order.epoch is not None:
+                order.received = {"epoch": order.epoch, "done": order.done - 1}
         thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch") if uses_thread else None
         ahead: deque[Callable[[], PendingBatch | None]] = deque()
         pulls: deque[BatchPulls] = deque()  # Of the current batch and the one after it.

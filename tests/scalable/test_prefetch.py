@@ -48,6 +48,26 @@ def test_the_batches_of_the_loader_in_its_order(graph, prefetch):
             assert torch.equal(mine.data.adj_t.values(), other.data.adj_t.values())
 
 
+def test_the_loader_inside_is_saved_as_of_the_last_batch(graph):
+    """It has cut one batch more, which isn't lost when training is continued from its state."""
+    model = make_model(graph)
+    loader = gas.SubgraphLoader(*graph, batch_size=3, shuffle=True, log=False)
+    prefetching = gas.PrefetchLoader(loader, model)
+    seen, states = [], []
+    for batch in prefetching:
+        seen.append(batch.n_id)
+        states.append(loader.state_dict())
+        assert states[-1]["order"] == prefetching.state_dict()["order"]
+    assert [state["order"]["done"] for state in states] == [1, 2, 3, 4]
+    assert loader.state_dict()["order"] == {"epoch": None, "done": 0}  # The epoch has ended.
+    for done, state in enumerate(states, 1):
+        other = gas.SubgraphLoader(*graph, batch_size=3, shuffle=True, log=False)
+        other.load_state_dict(state)
+        rest = [batch.n_id for batch in gas.PrefetchLoader(other, model)]
+        assert len(rest) == 4 - done
+        assert all(map(torch.equal, rest, seen[done:]))
+
+
 def test_prefetched_rows_are_those_before_the_last_batch(graph):
     """prefetch=1: a batch sees all pushes but those of the batch before it."""
     loader = gas.SubgraphLoader(*graph, batch_size=2, log=False)
