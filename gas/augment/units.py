@@ -40,10 +40,16 @@ class Units:
     """
 
     def __init__(self, data: Data, undirected: bool) -> None:
-        if data.get("edge_index") is None or data.get("adj_t") is not None:
+        if data.get("edge_index") is None:
             raise ValueError(
-                "'data' has no 'edge_index', or an 'adj_t' besides it: augmentations drop columns "
-                "of 'edge_index', expected that alone; delete 'adj_t'"
+                "'data' has no 'edge_index', of which augmentations drop columns: of a graph with "
+                "'adj_t', such as a graph folder, pass gas.graph.with_edge_index(data), to the "
+                "loader, too"
+            )
+        if data.get("adj_t") is not None:
+            raise ValueError(
+                "'data' has an 'adj_t' besides 'edge_index', of which augmentations drop columns: "
+                "delete 'adj_t'"
             )
         edges = read_graph(data)
         if edges.num_nodes == 0:

@@ -25,7 +25,7 @@ class PartSampler(Sampler[int]):
 
     Pass it to a loader::
 
-        sampler = gas.loader.PartSampler(graph, by="labels", every=10)
+        sampler = gas.PartSampler(graph, by="labels", every=10)
         loader = gas.SubgraphLoader(graph, batch_size=4, sampler=sampler)
 
     An epoch has the sampled parts only. Histories of other parts aren't updated: :attr:`age` is

@@ -92,7 +92,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
             free. Features that are learnt, changed in place, sparse, or on disk have none.
             (default: ``True``)
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``, or
-            ``sampler``: a :class:`gas.loader.PartSampler`; ``DistributedSampler(range(num_parts))``
+            ``sampler``: a :class:`gas.PartSampler`; ``DistributedSampler(range(num_parts))``
             distributes the parts among processes, which a graph with ``shards`` doesn't need.
 
     Raises:

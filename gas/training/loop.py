@@ -82,7 +82,7 @@ def train_epoch(
             (default: ``1``)
         scale_loss: Weigh each step by its number of labelled nodes, relative to the mean over the
             epoch's steps, so that every labelled node has the same weight. The weights of a
-            :class:`gas.loader.PartSampler` are applied, too; a sampler by loss always applies
+            :class:`gas.PartSampler` are applied, too; a sampler by loss always applies
             them. Needs a loader with a length.
             (default: a step is the mean over its labelled nodes, however few)
         edge_dropout: Drop each edge of a batch with this probability; see :func:`gas.drop_edges`.

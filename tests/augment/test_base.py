@@ -136,7 +136,7 @@ def test_graphs_that_can_not_be_augmented():
         make_chain(Data(x=x, edge_index=loops))
     with pytest.raises(ValueError, match=r"'data' has 0 edges"):
         make_chain(Data(x=x, edge_index=loops[:, :0]))
-    with pytest.raises(ValueError, match=r"'data' has no 'edge_index'.*delete 'adj_t'"):
+    with pytest.raises(ValueError, match=r"'data' has no 'edge_index'.*with_edge_index"):
         make_chain(Data(x=x, adj_t=torch.eye(3).to_sparse()))
     with pytest.raises(ValueError, match=r"'data' has no nodes"):
         make_chain(Data(x=x[:0], edge_index=loops[:, :0]))

@@ -116,6 +116,7 @@ WEIGHTED = T.GCNNorm()(ring())
 
 CASES = {
     "DropEdge, no graph": lambda t: DropEdge(0.3),
+    "DropEdge, a graph of both": lambda t: drop(ring(adj_t=torch.eye(4).to_sparse())),
     "DropEdge, a graph of adj_t": lambda t: drop(T.ToSparseTensor(layout=torch.sparse_csr)(ring())),
     "DropEdge, no nodes": lambda t: drop(Data(edge_index=ring().edge_index[:, :0], num_nodes=0)),
     "DropEdge, self-loops alone": lambda t: drop(ring(edge_index=torch.arange(4).expand(2, 4))),
