@@ -208,9 +208,9 @@ def _plan(source: Source, into: LoadTarget) -> _Plan:
         state = load()
         if moving is not None:
             moving.restore(cast(ScalableGNN, into.model))
-        forget = getattr(unwrap_loader(into.loader), "forget_epoch", None)
-        if forget is not None:
-            forget()
+        order = getattr(unwrap_loader(into.loader), "order", None)
+        if order is not None:
+            order.end()
         return state
 
     if not into.histories and into.loader is None:

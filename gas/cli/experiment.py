@@ -271,7 +271,7 @@ class Experiment(Setup):
         if batches is None:
             assert self.graph.whole is not None
             return self.graph.whole, 1
-        batches.forget_epoch()  # A resumed run may have left one unfinished.
+        batches.order.end()  # A resumed run may have left one unfinished.
         if augmentation is not None:
             batches = self._make_loader(batches, batches.batch_size or 1, augmentation)
         if self.memory_budget is not None:

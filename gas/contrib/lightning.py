@@ -23,9 +23,9 @@ class _TrainingLoader(SubgraphLoader):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; an epoch with all batches done is over, as Lightning skips it."""
         super().load_state_dict(state)
-        order = self.order.state()
-        if order["epoch"] is not None and order["done"] == len(order["epoch"]):
-            self.forget_epoch()
+        order = self.order
+        if order.epoch is not None and order.done == len(order.epoch):
+            order.end()
 
 
 _HeteroLoader: Any = SubgraphLoader._hetero_class

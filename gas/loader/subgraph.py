@@ -12,7 +12,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 from torch_geometric.data import Data, HeteroData
 
@@ -163,7 +163,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
         options = {"batch_size": batch_size, "collate_fn": self._collate, **kwargs}
         DataLoader.__init__(self, range(len(ptr) - 1), **options)  # type: ignore[arg-type]
         self._order = ResumableBatchSampler(cast(Any, self.batch_sampler), ptr)
-        in_order = isinstance(self.sampler, torch.utils.data.SequentialSampler)
+        in_order = isinstance(self.sampler, SequentialSampler)
         fixed = kwargs.get("batch_sampler") is None and (batch_size == 1 or in_order)
         self._cache, self._cache_features = make_cache(cache, fixed), bool(cache)
         remember_batch_size(given, asked, has_ptr)
@@ -255,22 +255,19 @@ class SubgraphLoader(BatchCutter, DataLoader):
         """Return the order of the epoch's batches, which counts those that were yielded."""
         return self._order
 
-    def forget_epoch(self) -> None:
-        """Start the next epoch from its first batch, even after :meth:`load_state_dict`."""
-        self._order.end()
-
     @property
     def view_loss(self) -> Callable[..., Tensor] | None:
         """Return the loss of batches with views that the augmentation has, if there is one."""
         return getattr(self.augmentation, "view_loss", None)
 
     def plain_loader(self) -> SubgraphLoader:
-        """Return a loader of the same batches without views, which doesn't run the augmentation."""
+        """Return a loader of all parts in order, without views; it leaves this loader's epochs."""
         if self._views is None and self.persistent_workers:
             return self  # A copy would start workers of its own.
         other = self._with_views(None)
-        # It doesn't continue the epoch of this loader.
-        other._order = ResumableBatchSampler(self._order.batches, self.ptr)
+        parts = SequentialSampler(range(self.ptr.numel() - 1))
+        order = BatchSampler(parts, self.batch_size or 1, drop_last=False)
+        other._order, other.generator = ResumableBatchSampler(order, self.ptr), torch.Generator()
         return other
 
     def _with_views(self, views: Any) -> SubgraphLoader:
@@ -294,17 +291,17 @@ class SubgraphLoader(BatchCutter, DataLoader):
         Raises:
             ValueError: Naming the attribute.
         """
-        if not self._trainable or not torch.is_grad_enabled():
+        if not self.trainable or not torch.is_grad_enabled():
             return
         weight = self._weight_key or "adj_t"
-        if self._weighted and weight in self._trainable:
+        if self._weighted and weight in self.trainable:
             raise ValueError(
                 f"{weight!r} requires a gradient, but the loader has a copy of the weights: "
                 "detach() it, or compute weights in forward, of 'edge_attr'"
             )
         if self.num_workers:
             raise ValueError(
-                f"{self._trainable[0]!r} requires a gradient, which workers can't send with their "
+                f"{self.trainable[0]!r} requires a gradient, which workers can't send with their "
                 "batches: leave 'num_workers' out, or detach() it"
             )
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.data import Data
 
 from gas.graph import MAPPED, PARTS, PERM, Ids, invert, to_original_order, version
@@ -164,10 +165,12 @@ def has_state(model: BatchModel, graph: Data, noted: NotedState | None) -> bool:
 
 
 def state_fingerprint(model: BatchModel) -> Any:
-    """Return a value that differs after changes of weights or histories."""
+    """Return a value that differs after changes of weights or histories, and under autocast."""
     tensors = [*model.parameters(), *model.buffers()]
     changes = [history.changes for history in model.histories]
-    return [_note_tensor(tensor) for tensor in tensors], changes, _checksums(tensors)
+    kind = model.device.type
+    autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+    return [_note_tensor(tensor) for tensor in tensors], changes, _checksums(tensors), autocast
 
 
 def _note_tensor(tensor: Tensor) -> tuple[int, int, int]:
@@ -248,6 +251,13 @@ def predict_nodes(
             f"'{name}' are chosen, but {what}: pass a loader with its options, to a model of one "
             "process"
         )
+    for norm, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            raise ValueError(
+                f"'{name}' are chosen, but the batch norm '{norm}' has no running statistics, and "
+                "needs those of all nodes: predict all, model.predict(graph)[nodes], or make it "
+                "with track_running_stats=True"
+            )
     known, graph = model._node_predictor, unwrap_loader(graph)
     is_known = known is not None and any(
         graph is each for each in (known.loader, known.loader._source)

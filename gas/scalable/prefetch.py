@@ -79,6 +79,12 @@ class PrefetchLoader:
         cast(Any, self.loader).load_state_dict(state)
 
     def __iter__(self) -> Iterator[SubData]:
+        learned = getattr(self.loader, "trainable", None)
+        if learned and torch.is_grad_enabled():
+            raise ValueError(
+                f"{learned[0]!r} of the graph requires a gradient, but a PrefetchLoader reads rows "
+                "before the optimizer has changed them: loop over the loader itself"
+            )
         leave_cores = getattr(self.loader, "leave_cores", True)
         order = self.loader.order if isinstance(self.loader, SubgraphLoader) else None
         try:

@@ -2,13 +2,13 @@
 
 import copy
 import itertools
-import warnings
 
 import pytest
 import torch
 from conftest import random_graph
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler
+from torch_geometric.nn import SAGEConv
 
 import gas
 from gas.loader import PartSampler
@@ -469,10 +469,34 @@ def test_of_several_splits_one():
     assert len(PartSampler(graph, split=1)) == PARTS
 
 
-def test_inference_over_some_of_the_parts_is_refused():
-    graph, model = made()
-    loader, _ = loader_of(graph)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(ValueError, match="of the graph's 240 nodes"):
-            model(loader=loader)
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"drop_last": True}, {"sampler": True}])
+def test_inference_with_a_training_loader_leaves_its_epochs(options):
+    """It visits all parts in order, whichever the loader draws, and draws nothing from it."""
+    graph = gas.cluster(random_graph(), 7, log=False)
+    model = gas.to_scalable(SAGEConv(5, 3), graph)
+
+    def train(with_inference):
+        generator = torch.Generator().manual_seed(0)
+        chosen = {key: value for key, value in options.items() if key != "sampler"}
+        if "sampler" in options:
+            chosen["sampler"] = gas.PartSampler(
+                graph, by="staleness", share=0.5, generator=generator
+            )
+        loader = gas.SubgraphLoader(graph, batch_size=2, generator=generator, log=False, **chosen)
+        seen = []
+        for _ in range(3):
+            seen += [batch.offset.tolist() for batch in loader]
+            if with_inference:
+                found = model.predict(loader)
+                torch.testing.assert_close(found, model.predict(graph))
+                model.refresh(loader, log=False)
+                gas.evaluate(model, loader)
+                model.staleness(loader)
+        return seen
+
+    torch.manual_seed(0)
+    expected = train(False)
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    assert train(True) == expected
+    assert torch.equal(torch.get_rng_state(), state)

@@ -326,6 +326,12 @@ def named(ids=("a", "b", "c", "d")):
     return ring(parts=HALVES, perm=torch.arange(4), node_id=list(ids))
 
 
+def untracked_norm():
+    model = Model()
+    model.norm = torch.nn.BatchNorm1d(2, track_running_stats=False)
+    model.predict(named(), ids=["b"])
+
+
 def fewer_ids():
     graph, model = named(), Model()
     model.predict(graph, ids=["b"])
@@ -372,6 +378,7 @@ CASES = {
     "predict, chosen nodes and a layout": lambda t: predict(
         ring(parts=HALVES, perm=torch.arange(4)), nodes=torch.tensor([1]), layout="csr"
     ),
+    "predict, chosen nodes and a norm without statistics": lambda t: untracked_norm(),
     "predict, chosen nodes of a graph that isn't clustered": lambda t: predict(
         ring(parts=HALVES), nodes=torch.tensor([1])
     ),
@@ -494,6 +501,9 @@ CASES = {
     "views, an unknown bank": lambda t: Model().views(with_views(), "both"),
     "views, a batch without": lambda t: Model().views(first_batch()),
     "PrefetchLoader, a graph": lambda t: gas.PrefetchLoader(ring(), Model()),
+    "PrefetchLoader, learned features": lambda t: list(
+        gas.PrefetchLoader(load(ring(x=torch.nn.Parameter(torch.ones(4, 2)))), Model())
+    ),
     "PrefetchLoader, a halo above buffer_size": lambda t: list(
         gas.PrefetchLoader(load(), Model(buffer_size=1, prefetch=1))
     ),

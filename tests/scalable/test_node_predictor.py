@@ -210,3 +210,14 @@ def test_masks_of_another_size_and_real_numbers_are_refused(nodes):
     model.predict(graph)
     with pytest.raises(ValueError, match="'nodes' is torch.* expected the rows"):
         model.predict(graph, nodes=nodes)
+
+
+def test_predictions_under_autocast_are_not_exact_outside_of_it():
+    _, model, graph = made()
+    with torch.autocast("cpu", torch.bfloat16):
+        model.predict(graph)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.predict(graph, nodes=NODES)
+    with pytest.warns(UserWarning, match="makes them so"):
+        model.predict(graph, nodes=NODES)

@@ -63,8 +63,11 @@ def test_the_loader_inside_is_saved_as_of_the_last_batch(graph):
     for done, state in enumerate(states, 1):
         other = gas.SubgraphLoader(*graph, batch_size=3, shuffle=True, log=False)
         other.load_state_dict(state)
-        rest = [batch.n_id for batch in gas.PrefetchLoader(other, model)]
-        assert len(rest) == 4 - done
+        rest, order = [], []
+        for batch in gas.PrefetchLoader(other, model):
+            rest.append(batch.n_id)
+            order.append(other.state_dict()["order"]["done"])
+        assert order == [*range(done + 1, 5)]
         assert all(map(torch.equal, rest, seen[done:]))
 
 
