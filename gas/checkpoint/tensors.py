@@ -143,7 +143,7 @@ class TensorFile:
         self.metadata: dict[str, str] = metadata
         self._places: dict[str, _Place] = {}
         for name, entry in header.items():
-            self._places[name] = self._place(name, entry, start)
+            self._places[name] = self._parse_entry(name, entry, start)
         end = start
         for name, place in sorted(self._places.items(), key=lambda item: item[1][2:]):
             if place.begin != end:
@@ -152,7 +152,7 @@ class TensorFile:
         if end != size:
             raise self._error(f"has {size:,} bytes, expected {end:,}")
 
-    def _place(self, name: str, entry: Any, start: int) -> _Place:
+    def _parse_entry(self, name: str, entry: Any, start: int) -> _Place:
         """Return the type, shape and position of a tensor, from its entry in the header."""
         entry = entry if isinstance(entry, dict) else {}
         kind, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))

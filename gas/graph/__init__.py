@@ -104,7 +104,7 @@ from gas.graph.links import (
     remove_links,
 )
 from gas.graph.partition import METHODS, PartitionOptions, find_parts, metis
-from gas.graph.permute import invert, permute
+from gas.graph.permute import invert_permutation, permute
 from gas.graph.report import PartitionReport, check_ptr, partition_report
 from gas.graph.shards import Shard, local_graph, shard_of
 from gas.graph.structure import Uses
@@ -217,7 +217,7 @@ __all__ = [
     "with_hetero_csr_features",
     "with_edge_index",
     "insert_entries",
-    "invert",
+    "invert_permutation",
     "with_sparse_features",
     "remove_edges",
     "remove_entries",

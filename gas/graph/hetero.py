@@ -22,7 +22,7 @@ from gas.graph.balance import balance_parts
 from gas.graph.edges import Edges, check_pairs
 from gas.graph.features import check_finite, select_rows, with_csr_features
 from gas.graph.partition import PartitionOptions, find_parts
-from gas.graph.permute import invert, renumber_ids
+from gas.graph.permute import invert_permutation, renumber_ids
 from gas.graph.report import check_ptr
 
 OURS = (PARTS, PERM, "n_id", "e_id", "batch_size", "offset", "count")
@@ -218,7 +218,7 @@ def _permute(data: HeteroData, types: Types, part: Tensor, num_parts: int) -> He
         first = int(types.first_node[number])
         mine = part[first : first + size]
         perm = mine.sort(stable=True).indices
-        new_id = new_ids[name] = invert(perm)
+        new_id = new_ids[name] = invert_permutation(perm)
         store = out[name]
         for key, value in list(data[name].items()):
             if is_node_list(key, value):

@@ -143,6 +143,7 @@ class _EdgeIndex(Layout):
         return None
 
     def entries(self, adj: Any) -> tuple[Tensor, Tensor]:
+        """Return row and column of every edge."""
         return adj[1], adj[0]
 
     def value(self, adj: Any) -> Tensor | None:
@@ -178,6 +179,7 @@ class _SparseTensorLayout(Layout):
         return adj.fill_cache_().set_value(value, layout="csr")  # The transpose is in the cache.
 
     def entries(self, adj: Any) -> tuple[Tensor, Tensor]:
+        """Return row and column of every edge."""
         row, col, _ = adj.coo()
         return row, col
 
@@ -191,6 +193,7 @@ class _Coo(Layout):
         return isinstance(adj, Tensor) and adj.layout not in (torch.strided, torch.sparse_csr)
 
     def entries(self, adj: Any) -> tuple[Tensor, Tensor]:
+        """Return row and column of every edge."""
         row, col = adj.to_sparse_coo()._indices()  # Duplicates included, which coalesce() merges.
         return row, col
 

@@ -28,7 +28,7 @@ from gas.graph.partitioners import (
     to_integer_weights,
     undirected_graph,
 )
-from gas.graph.permute import invert
+from gas.graph.permute import invert_permutation
 from gas.native import (
     cache_dir,
     check_flags,
@@ -192,7 +192,7 @@ def find_shards(
         )
     perm, bounds = find_parts(edges, shards, options, edge_weight, balance)
     weight = None if edge_weight is None else to_integer_weights(edge_weight, edges.src.numel())
-    new_id = invert(perm)
+    new_id = invert_permutation(perm)
     src, dst = new_id[edges.src.cpu()], new_id[edges.dst.cpu()]
     perms, ptrs = [], [torch.zeros(1, dtype=torch.long)]
     each = num_parts // shards

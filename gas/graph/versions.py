@@ -77,9 +77,9 @@ def find_original_graph(graph: Data, names: Collection[str]) -> Data | None:
     wanted = {*names, "edge_index", "adj_t", "edge_weight"}
     now = {key: value for key, value in noted[0].items() if key in wanted}
     before = {key: value for key, value in noted[1].items() if key in (*wanted, "num_nodes")}
-    if any(value is None or graph.get(key) is not value for key, value in _look_up(now)):
+    if any(value is None or graph.get(key) is not value for key, value in _resolve_references(now)):
         return None
-    found = dict(_look_up(before))
+    found = dict(_resolve_references(before))
     return None if any(value is None for value in found.values()) else Data.from_dict(found)
 
 
@@ -96,7 +96,7 @@ def _versions(value: Any) -> list[int]:
     return list(map(version, _tensors(value)))
 
 
-def _look_up(noted: dict[str, Any]) -> list[tuple[str, Any]]:
+def _resolve_references(noted: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return the remembered attributes, with ``None`` for deleted or changed tensors."""
     out = []
     for key, value in noted.items():

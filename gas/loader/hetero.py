@@ -15,7 +15,7 @@ from gas.graph import (
     PARTS,
     GraphVersions,
     check_features,
-    invert,
+    invert_permutation,
     is_row,
     parts_of,
     to_homogeneous_edges,
@@ -204,7 +204,7 @@ def _to_homogeneous(data: HeteroData, types: Any, parts: Tensor) -> tuple[Data, 
     part = torch.cat([torch.repeat_interleave(size) for size in sizes])
     kind = torch.repeat_interleave(types.first_node.diff())
     order = part.sort(stable=True).indices
-    place = invert(order)
+    place = invert_permutation(order)
     one = Data(edge_index=torch.stack([place[edges.src], place[edges.dst]]))
     one.num_nodes = order.numel()
     row = torch.cat([torch.arange(size) for size in types.first_node.diff().tolist()])

@@ -91,4 +91,5 @@ class APPNP(LayeredGNN):
         return x
 
     def _end(self, x: Tensor) -> Tensor:
+        """Return the rows of the last propagation as they are."""
         return x

@@ -86,7 +86,7 @@ class CustomOp:
                     setup(ctx, args, output)
                 return output
 
-        class Transformable(Differentiable):  # Which binds arguments by name at every call.
+        class Transformable(Differentiable):  # For torch.func; it binds arguments at every call.
             @staticmethod
             def forward(*args: Any) -> Any:
                 return kernel(*args)

@@ -92,12 +92,12 @@ def _(matrix: Sequence[Tensor], target: Tensor, source: Tensor, *_: Any) -> Tens
 
 
 @custom_op("gas::edge_conv_scale", "gas.nn.edge_conv")
-def _scale(grad: Tensor, slope: Tensor, target: Tensor, source: Tensor) -> Tensor:
+def _scale_gradient(grad: Tensor, slope: Tensor, target: Tensor, source: Tensor) -> Tensor:
     # An operator of its own: the slope depends on target and source in a second derivative.
     return grad * slope
 
 
-@_scale.register_fake
+@_scale_gradient.register_fake
 def _(grad: Tensor, slope: Tensor, target: Tensor, source: Tensor) -> Tensor:
     return torch.empty_like(slope)
 
@@ -113,7 +113,7 @@ def _grad(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     grad_target = grad_source = None
     if ctx.needs_input_grad[1]:
         is_bent = ctx.activation not in ("relu", "leaky_relu")
-        grad_target = _scale(grad, slope, target, source) if is_bent else grad * slope
+        grad_target = _scale_gradient(grad, slope, target, source) if is_bent else grad * slope
     if ctx.needs_input_grad[2]:
         grad = divide_by_degree(Matrix(*parts), grad) if ctx.mean else grad
         grad_source = edge_conv_backward(parts, target, source, ctx.activation, ctx.parameter, grad)

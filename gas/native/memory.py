@@ -92,7 +92,7 @@ def free_memory(device: torch.device | None = None) -> int:
     if device is not None and device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = [bytes_in_proc("/proc/meminfo", "MemAvailable")]
-    free += _free_in_groups()
+    free += _free_cgroup_bytes()
     if resource is not None:
         for kind, counted in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
             allowed = resource.getrlimit(kind)[0]
@@ -192,7 +192,7 @@ def bytes_in_proc(file: str, field: str) -> int | None:
     return None
 
 
-def _free_in_groups(own: str = "/proc/self/cgroup") -> Iterator[int]:
+def _free_cgroup_bytes(own: str = "/proc/self/cgroup") -> Iterator[int]:
     """Return the free bytes of this process's control groups and those above, if limited."""
     with contextlib.suppress(OSError):  # The system has no such groups.
         for line in Path(own).read_text().splitlines():

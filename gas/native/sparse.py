@@ -214,6 +214,7 @@ extreme.register_autograd(_extreme_grad, setup_context=_extreme_setup)
 
 
 def _extreme_torch(m: Matrix, x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
+    """Compute :func:`extreme` in pure PyTorch."""
     row = m.row[:, None].expand(-1, x.size(1))
     values = x[m.col.long()]
     reduce = "amax" if largest else "amin"

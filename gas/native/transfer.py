@@ -184,10 +184,10 @@ class Job:
         """Make a job that calls a Python function once, and then has no reference to it."""
         functions = [function]
 
-        def work() -> None:
+        def call_once() -> None:
             functions.pop()()
 
-        return Job(work if native.C is None else native.C.Job(work))
+        return Job(call_once if native.C is None else native.C.Job(call_once))
 
     @staticmethod
     def pull(

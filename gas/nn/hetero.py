@@ -113,6 +113,7 @@ class _RelationGroup:
         return out
 
     def _multiply(self, x: Tensor, reduce: str) -> tuple[Tensor, ...]:
+        """Multiply all adjacencies, stacked, by rows; return the result of each."""
         if self._stacked is None:
             self._stacked = _stack(self._adjs)
         adj, sizes = self._stacked, [adj.size(0) for adj in self._adjs]

@@ -36,16 +36,19 @@ BY_TIME = (
 
 
 def _reason_degrees(layer: Any) -> str:
+    """Return why a layer that normalises by degrees isn't exact, "" if it doesn't."""
     if not layer.normalize:
         return ""
     return f"normalises by the degrees of the batch, not of the graph: {NORMALISE}"
 
 
 def _reason_hops(layer: Any, hops: int) -> str:
+    """Return why a layer of several hops isn't exact, "" for one hop."""
     return f"propagates {hops} times within the batch: {UNROLL}" if hops > 1 else ""
 
 
 def _reason_gated(layer: pyg.GatedGraphConv) -> str:
+    """Return why ``GatedGraphConv`` of several steps isn't exact, "" for one step."""
     if layer.num_layers <= 1:
         return ""
     return (

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch_geometric.data import Data
 
-from gas.graph import MAPPED, PARTS, PERM, Ids, invert, to_original_order, version
+from gas.graph import MAPPED, PARTS, PERM, Ids, invert_permutation, to_original_order, version
 from gas.loader import SubgraphLoader, unwrap_loader
 from gas.native import check_range, share_cores, warn
 from gas.scalable.base import preserve_modes
@@ -33,7 +33,7 @@ class NodePredictor:
 
     def __init__(self, loader: SubgraphLoader) -> None:
         self.loader = loader
-        self.row_of = invert(loader.data[PERM])
+        self.row_of = invert_permutation(loader.data[PERM])
         self._ids: tuple[Any, Ids] | None = None  # The graph's node_id, and an index of it.
 
     def find_nodes(self, ids: Any) -> Tensor:

@@ -94,8 +94,8 @@ def test_the_memory_of_control_groups(tmp_path, monkeypatch, controllers):
     (tmp_path / "b").write_text("2000")
     groups = tmp_path / "cgroup"
     groups.write_text(f"5:pids:/\n{controllers}:/job/step\n")
-    assert list(memory._free_in_groups(str(groups))) == [500, 350]
-    assert list(memory._free_in_groups(f"{tmp_path}/missing")) == []
+    assert list(memory._free_cgroup_bytes(str(groups))) == [500, 350]
+    assert list(memory._free_cgroup_bytes(f"{tmp_path}/missing")) == []
 
 
 def test_reports(monkeypatch):

@@ -37,7 +37,7 @@ from gas.graph import (
     find_entries,
     has_entry,
     insert_entries,
-    invert,
+    invert_permutation,
     is_row_per_edge,
     is_row_per_node,
     read_csr,
@@ -186,7 +186,7 @@ class DynamicGraph:
             check_finite("nodes.x", new_nodes.get("x"))
             check_finite("edges.edge_attr", new_edges.get("edge_attr"))
         perm = torch.cat([self._nodes[PERM], torch.arange(before, total)])
-        row_of = invert(perm)
+        row_of = invert_permutation(perm)
 
         taken = self._find_entries(check_pairs("remove", remove, before), row_of)
         changed = [torch.arange(before, total), row_of[added[1]], entry_rows(self._rowptr, taken)]

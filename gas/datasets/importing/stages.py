@@ -111,7 +111,7 @@ class GraphImport:
     def _write(self, key: str, value: Any, found: dict[str, Any]) -> None:
         """Write an array from memory."""
         array = describe_array(key, value, f"{key}.npy")
-        files = Description(0, 0, {key: array}, {}).files()
+        files = Description(0, 0, {key: array}, {}).iter_arrays()
         self._announce(part.file for _, part in files)
         write_rows(self.folder, array, value)
         found[key] = array.to_json()

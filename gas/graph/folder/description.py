@@ -63,8 +63,8 @@ class Description(NamedTuple):
     arrays: dict[str, Array | Sparse]
     attributes: dict[str, Any]
 
-    def files(self) -> Iterator[tuple[str, Array]]:
-        """Iterate over the files of the graph folder: the name and the description of an array."""
+    def iter_arrays(self) -> Iterator[tuple[str, Array]]:
+        """Iterate over all arrays, those of sparse matrices included: names and descriptions."""
         for key, array in self.arrays.items():
             if isinstance(array, Array):
                 yield key, array
@@ -75,7 +75,7 @@ class Description(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The bytes of all arrays."""
-        return sum(array.nbytes for _, array in self.files())
+        return sum(array.nbytes for _, array in self.iter_arrays())
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole description."""
@@ -110,7 +110,7 @@ def read_description(path: Path) -> Description:
         refuse(path, f"'attributes.{min(both)}'", "there", "one that 'arrays' doesn't have")
     found = Description(num_nodes, num_edges, arrays, attributes)
     taken: dict[str, str] = {}
-    for key, array in found.files():  # Some systems ignore the case of file names.
+    for key, array in found.iter_arrays():  # Some systems ignore the case of file names.
         other = taken.setdefault(array.file.lower(), key)
         if other != key:
             refuse(path, f"the file of {key!r}", array.file, f"another than that of {other!r}")

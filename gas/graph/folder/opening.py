@@ -83,11 +83,11 @@ def open_folder(folder: str | Path, check: bool = True) -> Data:
     path = folder / NAME
     check_inside(path)
     said = read_description(path)
-    arrays = {key: map_array(folder, array) for key, array in said.files()}
+    arrays = {key: map_array(folder, array) for key, array in said.iter_arrays()}
     _check_content(folder, said, arrays, check)
     parts: dict[str, Any] = {
         key: arrays[key] if array.numpy else tensor_of(arrays[key], array)
-        for key, array in said.files()
+        for key, array in said.iter_arrays()
     }
     data = Data()
     for key, array in said.arrays.items():
@@ -152,7 +152,7 @@ def _check_content(
         if isinstance(array, Sparse):
             ends[f"{key}.rowptr"] = f"{key}.col", array.col.shape[0]
             ids[f"{key}.col"] = array.shape[1]
-    files = {key: folder / array.file for key, array in said.files()}
+    files = {key: folder / array.file for key, array in said.iter_arrays()}
     for key, (_, end) in ends.items():
         if key in arrays and not is_valid_rowptr(torch.from_numpy(arrays[key]), end):
             found = f"from {arrays[key][0]} to {arrays[key][-1]}"

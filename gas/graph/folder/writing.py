@@ -31,7 +31,7 @@ from gas.graph.folder.description import (
 )
 from gas.graph.folder.new import NewFolder
 from gas.graph.folder.npy import array_of
-from gas.graph.permute import invert, renumber_ids
+from gas.graph.permute import invert_permutation, renumber_ids
 from gas.history import Encoded
 from gas.native import MOST_INT32, csr_parts, gather_sparse_rows, human, is_sparse
 
@@ -75,7 +75,7 @@ class GraphWriter:
                     "to a word of letters, digits and _ that isn't 'rowptr' or 'col'"
                 )
             if isinstance(value, Tensor | np.ndarray):
-                files = Description(0, 0, arrays, {}).files()
+                files = Description(0, 0, arrays, {}).iter_arrays()
                 file = _choose_file_name(key, {array.file for _, array in files})
                 arrays[key] = describe_array(key, value, file)
             else:
@@ -108,8 +108,8 @@ class GraphWriter:
             **{key: Array(f"{key}.npy", "int64", tuple(of.shape)) for key, of in found.items()},
         }
         said = self._said._replace(arrays=arrays)
-        self._folder.begin((array.file for _, array in said.files()), said.nbytes)
-        new_id = invert(perm)
+        self._folder.begin((array.file for _, array in said.iter_arrays()), said.nbytes)
+        new_id = invert_permutation(perm)
         e_id = self._write_edges(said, new_id)
         for key, array in arrays.items():
             if key in found:
