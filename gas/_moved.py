@@ -45,7 +45,7 @@ _BY_PLACE = {
         "Array GrowingArray array_of check_inside map_array map_private tensor_of write_array"
     ),
     ("gas.loader", "gas.loader"): (
-        "loaded_tensors=tensors_in_memory stored_attributes=raw_attributes"
+        "loaded_tensors=tensors_in_memory stored_attributes=raw_attributes tensors=iter_tensors"
     ),
     ("gas.native", "gas.native.mixture"): "Mixture",
     ("gas.native", "gas.native.transfer"): "decode_torch encode_torch",

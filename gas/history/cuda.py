@@ -110,7 +110,7 @@ class CudaLink(HostLink):
         self._users: set[torch.cuda.Stream] = set()  # Of a table on the device.
         self._last: dict[str, torch.cuda.Event] = {}  # The last pull and push over the bus.
         if self.on_device:
-            self._follow_users(torch.cuda.current_stream(device))  # Which the table was made on.
+            self._wait_for_users(torch.cuda.current_stream(device))  # Which the table was made on.
         if over_bus:
             # Without a reference, the memory of a table may be freed at once.
             done = weakref.finalize(self, _wait_for, self._last, self.store.table)
@@ -127,9 +127,9 @@ class CudaLink(HostLink):
         """See :meth:`HostLink.note_changes`: the next transfer waits for the current stream."""
         self._is_behind = True
         if self.on_device:
-            self._follow_users(torch.cuda.current_stream(self.device))
+            self._wait_for_users(torch.cuda.current_stream(self.device))
 
-    def _follow_users(self, stream: torch.cuda.Stream) -> None:
+    def _wait_for_users(self, stream: torch.cuda.Stream) -> None:
         """Make a stream wait for all others that have used the device's table, and note it."""
         for other in self._users - {stream}:
             stream.wait_stream(other)
@@ -137,7 +137,7 @@ class CudaLink(HostLink):
             self._users.add(stream)
             self.store.table.record_stream(stream)
 
-    def _follow(self, stream: torch.cuda.Stream, other: str) -> None:
+    def _wait_for_opposite(self, stream: torch.cuda.Stream, other: str) -> None:
         """Make a transfer over the bus wait for the last one in the other direction."""
         if self._is_behind:
             stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -152,7 +152,7 @@ class CudaLink(HostLink):
         if not self.on_device or self.engine.io == "none" or self._dtype != dtype:
             return None
         current = torch.cuda.current_stream(self.device)
-        self._follow_users(current)
+        self._wait_for_users(current)
         return self.store.table, self.streams.copy_ids(index, current, copies)
 
     @property
@@ -192,9 +192,9 @@ class CudaLink(HostLink):
             return Pull(self.engine, ticket, out, event)
         ids = self.streams.copy_ids(index, stream, copies)
         if self.on_device:
-            self._follow_users(stream)
+            self._wait_for_users(stream)
         else:
-            self._follow(stream, "push")
+            self._wait_for_opposite(stream, "push")
         with torch.cuda.stream(stream):
             if codec:
                 kernels.decode(self.codec.name, self.store.table, out[space:], ids)
@@ -233,9 +233,9 @@ class CudaLink(HostLink):
             stream.wait_stream(current)
         ids = self.streams.copy_ids(where, stream, None) if isinstance(where, Tensor) else None
         if self.on_device:
-            self._follow_users(stream)
+            self._wait_for_users(stream)
         else:
-            self._follow(stream, "pull")
+            self._wait_for_opposite(stream, "pull")
         # The version counter of the table counts changes by the caller only, not pushes.
         table = self.store.table.data
         with torch.cuda.stream(stream):

@@ -172,6 +172,7 @@ class History(torch.nn.Module):
                 self._ages.close()
 
     def _check_open(self) -> None:
+        """Refuse a history that has been closed."""
         if self._closed:
             raise RuntimeError("this history has been closed: make a new one to go on")
 

@@ -216,7 +216,7 @@ class BatchPulls:
 
         ``correct`` changes the halo's rows.
         """
-        return join(own, self._pull(history, correct))
+        return join_own_and_halo(own, self._pull(history, correct))
 
     def rows(
         self, history: History, own: Tensor, in_place: bool = True, correct: Correct | None = None
@@ -280,7 +280,7 @@ class _Join(torch.autograd.Function):
         return grad[: ctx.size], None
 
 
-def join(own: Tensor, rows: Tensor) -> Tensor:
+def join_own_and_halo(own: Tensor, rows: Tensor) -> Tensor:
     """Join the batch's own rows, with gradient, and the halo's, without.
 
     Args:

@@ -7,8 +7,8 @@ from gas.loader.batch import (
     RNG_FINGERPRINT,
     SubData,
     find_node_order,
+    iter_tensors,
     num_bytes,
-    tensors,
     tensors_in_memory,
 )
 from gas.loader.cache import CACHE_BYTES
@@ -43,6 +43,6 @@ __all__ = [
     "send_batch",
     "raw_attributes",
     "tensor_to_device",
-    "tensors",
+    "iter_tensors",
     "to_device",
 ]

@@ -171,7 +171,7 @@ def find_devices(data: Data) -> set[torch.device]:
     return found
 
 
-def tensors(data: Data) -> Iterator[Tensor]:
+def iter_tensors(data: Data) -> Iterator[Tensor]:
     """Iterate over all tensors of a graph, those of its adjacency and of its views included."""
     read_lazy_rows(data)
     yield from tensors_in_memory(data)
@@ -220,7 +220,7 @@ def find_node_order(data: Data | HeteroData) -> tuple[int, int] | None:
     return num_nodes, checksum
 
 
-def tag_graph(
+def set_graph_info(
     n_id: Tensor, num_nodes: int, order: tuple[int, int] | None, square: SubData | None = None
 ) -> None:
     """Attach the number and the order of the graph's nodes to the ids of a batch.

@@ -38,7 +38,7 @@ class BatchCache:
         self._num_bytes = 0
         self._kept: dict[tuple[int, ...], tuple[SubData, frozenset[str], Versions, int]] = {}
 
-    def take(self, parts: tuple[int, ...]) -> SubData | None:
+    def get(self, parts: tuple[int, ...]) -> SubData | None:
         """Return a cached batch, unless one of its tensors was changed."""
         if parts not in self._kept:
             return None
@@ -49,7 +49,7 @@ class BatchCache:
         self._num_bytes -= size
         return None
 
-    def keep(self, parts: tuple[int, ...], batch: SubData, features: Iterable[str]) -> SubData:
+    def put(self, parts: tuple[int, ...], batch: SubData, features: Iterable[str]) -> SubData:
         """Cache a new batch if there is room, and return a batch for the caller.
 
         Args:
@@ -122,8 +122,8 @@ class FeatureSums:
         self.is_on = True
         self._tables: dict[tuple[bool, str], tuple[Tensor, int, Tensor | None]] = {}
 
-    def join(self, known: FeatureSums | None, is_on: bool) -> FeatureSums:
-        """Return the sums of another loader of the graph, if there are any; else itself."""
+    def share_with(self, known: FeatureSums | None, is_on: bool) -> FeatureSums:
+        """Return the sums of another loader of the graph, to share them; else these."""
         self.is_on = is_on
         return known if known is not None and known.is_on == is_on else self
 
@@ -153,11 +153,12 @@ class FeatureSums:
             weighted = other.value is not None
             if weighted and (value is None or other.value is not value or known != version(value)):
                 return None
-            return self._find(x, weighted, reduce, spmm)
+            return self._find_sums(x, weighted, reduce, spmm)
 
         return find
 
-    def _find(self, x: Tensor, weighted: bool, reduce: str, spmm: Product) -> Tensor | None:
+    def _find_sums(self, x: Tensor, weighted: bool, reduce: str, spmm: Product) -> Tensor | None:
+        """Return the sums of all nodes, computed at most once; see :meth:`_of_batch`."""
         key, relabel = (weighted, reduce), self._relabel
         known = self._tables.get(key)
         if known is not None and known[0] is x:

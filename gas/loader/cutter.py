@@ -29,7 +29,7 @@ from gas.graph import (
     with_csr_features,
 )
 from gas.history import Encoded
-from gas.loader.batch import RNG_FINGERPRINT, SubData, empty_graph, find_node_order, tag_graph
+from gas.loader.batch import RNG_FINGERPRINT, SubData, empty_graph, find_node_order, set_graph_info
 from gas.loader.cache import BatchCache, FeatureSums
 from gas.loader.lazy import LazyRows, gather, read_lazy_rows, set_rows
 from gas.native import Relabeler, check_integer, check_range, renamed
@@ -268,14 +268,14 @@ class BatchCutter:
         # Training can't use cached tensors that were made in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             key = tuple(sorted(parts))
-            batch = self._cache.take(key)
+            batch = self._cache.get(key)
             keeps_rows = self._cache_features and not self.trainable
             if batch is None:
                 batch = self._cut(key)
                 if keeps_rows:
                     self._add_rows(batch)
                     read_lazy_rows(batch.data)
-                batch = self._cache.keep(key, batch, self._node_keys)
+                batch = self._cache.put(key, batch, self._node_keys)
             if not keeps_rows:
                 self._add_rows(batch)
             self._add_others(batch)
@@ -361,7 +361,7 @@ class BatchCutter:
     def _tag_ids(self, batch: SubData) -> SubData:
         """Attach size, order, shard and random state to ``n_id``, which worker processes lose."""
         square = batch if not self.bipartite or self.layout == "edge_index" else None
-        tag_graph(batch.n_id, self.num_nodes, self.node_order, square)
+        set_graph_info(batch.n_id, self.num_nodes, self.node_order, square)
         if self.shard is not None:
             setattr(batch.n_id, SHARD, self.shard)
             chain = self.augmentation

@@ -22,7 +22,7 @@ from gas.graph import (
     types_of,
     with_hetero_csr_features,
 )
-from gas.loader.batch import SubData, find_node_order, tag_graph
+from gas.loader.batch import SubData, find_node_order, set_graph_info
 from gas.loader.batch_sampler import choose_batch_size, remember_batch_size
 from gas.loader.subgraph import SubgraphLoader
 from gas.native import check_flags, gather_sparse_rows, is_sparse
@@ -141,13 +141,14 @@ class HeteroLoader(SubgraphLoader):
         )
 
     def _collate(self, parts: list[int]) -> HeteroData:
+        """Cut the mini-batch of some parts, for ``DataLoader``."""
         return self._split_by_type(super()._collate(parts))
 
     def _tag_ids(self, batch: Any) -> Any:
         """Attach the order of the graph's nodes to ``n_id`` of each type, in the main process."""
         if isinstance(batch, HeteroData):  # A homogeneous one is split by type afterwards.
             for kind, size in self.types.num_nodes.items():
-                tag_graph(batch[kind].n_id, size, self.node_order)
+                set_graph_info(batch[kind].n_id, size, self.node_order)
         return batch
 
     def _split_by_type(self, batch: SubData) -> HeteroData:

@@ -159,7 +159,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
         BatchCutter.__init__(self, graph, ptr, relabel, layout, bipartite, edge_weight)
         self._source, self._views, self.augmentation = source, views, epoch_transform
         known = None if like is None else like.feature_sums
-        self.feature_sums = self.feature_sums.join(known, precompute and self.shard is None)
+        self.feature_sums = self.feature_sums.share_with(known, precompute and self.shard is None)
         options = {"batch_size": batch_size, "collate_fn": self._collate, **kwargs}
         DataLoader.__init__(self, range(len(ptr) - 1), **options)  # type: ignore[arg-type]
         self._order = ResumableBatchSampler(cast(Any, self.batch_sampler), ptr)
@@ -326,10 +326,8 @@ class SubgraphLoader(BatchCutter, DataLoader):
                 ) from error
 
     def __repr__(self) -> str:
-        return (
-            f"{self.__class__.__name__}(num_parts={len(self.ptr) - 1}, "
-            f"batch_size={self.batch_size}, layout={self.layout!r})"
-        )
+        sizes = f"num_parts={len(self.ptr) - 1}, batch_size={self.batch_size}"
+        return f"{self.__class__.__name__}({sizes}, layout={self.layout!r})"
 
 
 def _find_original(options: dict[str, Any]) -> SubgraphLoader | None:

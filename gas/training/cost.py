@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from gas.graph import Edges, PartitionOptions, cluster, find_parts, remove_edges
 from gas.history import Codec, StoreFactory
-from gas.loader import CACHE_BYTES, SubData, SubgraphLoader, tensors
+from gas.loader import CACHE_BYTES, SubData, SubgraphLoader, iter_tensors
 from gas.native import LARGE_BYTES, MOST_IDLE_BYTES, resident_bytes
 from gas.scalable import ScalableGNN
 from gas.training.choice import FREED, Candidate
@@ -80,7 +80,7 @@ class Sample:
     def held_tensors(self) -> Iterator[Tensor]:
         """Yield the tensors of the sample."""
         relabel = self.loader._relabel
-        yield from tensors(self.graph)
+        yield from iter_tensors(self.graph)
         yield from (t for t in (relabel.rowptr, relabel.e_id, relabel.weight) if t is not None)
         yield from (relabel.col, self._between, *self.loader.feature_sums.tensors())
 
@@ -307,7 +307,7 @@ class Predictor:
     def _constant_bytes(self, data: Data, sample: Sample, keep_graph: bool) -> dict[str, int]:
         """Count the bytes that are held during all of the training, for any number of parts."""
         model, now, account = self._model, MemoryAccount(), MemoryAccount()
-        now.enter("given", tensors(data))
+        now.enter("given", iter_tensors(data))
         now.enter("sample", sample.held_tensors())
         account.enter("interpreter and libraries", _library_bytes(model, now.total))
         if keep_graph:
@@ -315,7 +315,9 @@ class Predictor:
         graph, relabel = sample.graph, sample.loader._relabel
         account.enter("features", [graph.get("x")])
         account.enter("sums of features", sample.loader.feature_sums.tensors())
-        account.enter("graph, clustered", tensors(graph if keep_graph else remove_edges(graph)))
+        account.enter(
+            "graph, clustered", iter_tensors(graph if keep_graph else remove_edges(graph))
+        )
         account.enter("loader", (relabel.rowptr, relabel.col, relabel.e_id, relabel.weight))
         account.enter("loader", relabel.scratch_bytes)
         if self._evaluation == "full":

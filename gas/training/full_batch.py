@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import Versions, with_csr_features
-from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, tensors
+from gas.loader import EvalSubgraphLoader, SubData, SubgraphLoader, iter_tensors
 from gas.scalable import GraphNorms, ScalableGNN, has_equal_variances, preserve_modes
 
 MOST_NODES, MOST_EDGES = 20_000, 3_000_000
@@ -50,7 +50,7 @@ class FullBatch:
         options: dict[str, Any] = {"layout": layout, "edge_weight": edge_weight, "like": like}
         loader = EvalSubgraphLoader(data, whole, check=check, log=False, **options)
         self.data = next(iter(loader)).to(device).data
-        self._versions = Versions(tensors(self.data))
+        self._versions = Versions(iter_tensors(self.data))
 
     def __call__(self, model: ScalableGNN, fill: bool = False) -> Tensor:
         """Compute every node's output, of shape ``[N, C]``."""

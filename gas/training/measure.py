@@ -22,7 +22,7 @@ from torch_geometric.data import Data
 
 from gas.graph import is_row_per_node, layout_of
 from gas.history import Codec, Encoded, StoreFactory
-from gas.loader import SubData, raw_attributes, tensors, tensors_in_memory
+from gas.loader import SubData, iter_tensors, raw_attributes, tensors_in_memory
 from gas.native import SHARED, csr_parts, human, is_sparse, resident_bytes, share_cores
 from gas.scalable import SavedTensors, ScalableGNN, preserve_state, run_forward
 
@@ -309,7 +309,7 @@ class MemoryAccount:
     def _new(self, tensor: Any) -> int:
         """Return the bytes of a tensor's storage on the CPU, or 0 if it was counted before."""
         if isinstance(tensor, Data):
-            return sum(map(self._new, tensors(tensor)))
+            return sum(map(self._new, iter_tensors(tensor)))
         if not isinstance(tensor, Tensor) or tensor.device.type != "cpu":
             return 0
         if isinstance(tensor, Encoded):

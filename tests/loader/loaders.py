@@ -37,4 +37,4 @@ def dense_of(data, layout, weighted=True):
 
 
 def everything(batch):
-    return [*batch[2:], *sub_data.tensors(batch.data)]
+    return [*batch[2:], *sub_data.iter_tensors(batch.data)]

@@ -43,8 +43,8 @@ def test_moving_a_batch_leaves_the_original_where_it_is(layout):
     batch = next(iter(loader))
     moved = batch.to("meta")
     assert moved.n_id is batch.n_id
-    assert all(tensor.is_meta for tensor in sub_data.tensors(moved.data))
-    assert not any(tensor.is_meta for tensor in sub_data.tensors(batch.data))
+    assert all(tensor.is_meta for tensor in sub_data.iter_tensors(moved.data))
+    assert not any(tensor.is_meta for tensor in sub_data.iter_tensors(batch.data))
     assert moved.data.nested[0].z.is_meta
     assert moved.data.nested[0].inner.w.is_meta
     for graph in (data, batch.data):

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import gas
 from gas import native, nn
-from gas.history.rows import Rows, first_rows, join
+from gas.history.rows import Rows, first_rows, join_own_and_halo
 from gas.native import sparse as kernels
 from gas.nn import GATConv, GCNConv, SAGEConv, dropout, edge_conv, gaussian_mixture, spmm
 from gas.nn.conv import apply_rowwise, is_leading_view
@@ -324,14 +324,14 @@ def test_join():
     own, _, plain = make_rows()
     rows = torch.cat([torch.full_like(own.detach(), torch.nan), plain[ROWS:].detach()])
     for behind in (rows.clone(), rows.float()):
-        whole = join(own, behind)
+        whole = join_own_and_halo(own, behind)
         assert type(whole) is torch.Tensor
         assert whole.dtype == own.dtype
         assert torch.allclose(whole, plain)
         assert torch.allclose(*gradient(whole, own), *gradient(plain, own))
         assert torch.equal(*torch.autograd.grad(whole.mul_(2).sum(), own), torch.full_like(own, 2))
     with torch.no_grad():
-        assert not join(own, rows.clone()).requires_grad
+        assert not join_own_and_halo(own, rows.clone()).requires_grad
 
 
 # The table changes first --------------------------------------------------------------------------

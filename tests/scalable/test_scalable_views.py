@@ -13,7 +13,7 @@ from torch_geometric.utils import coalesce
 
 import gas
 from gas.augment import DropEdge, mh_aug_loss
-from gas.loader.batch import tensors
+from gas.loader.batch import iter_tensors
 from gas.scalable import run_forward
 
 LAYOUTS = [
@@ -316,7 +316,7 @@ def test_the_batch_stays_where_it_is():
             call()  # Some can't be computed without values.
         for batch in batches:
             for graph in (batch.data, *batch.data.views):
-                assert not any(tensor.is_meta for tensor in tensors(graph))
+                assert not any(tensor.is_meta for tensor in iter_tensors(graph))
 
 
 def test_measuring_leaves_the_histories_as_they_are():
