@@ -62,6 +62,7 @@ _BY_PLACE = {
         "made_exact=mark_exact named_arguments=collect_kwargs state_of=state_fingerprint "
         "to_typed=to_hetero_model"
     ),
+    ("gas.scalable.hetero.plan", "gas.scalable.hetero.plan"): "Place=HistorySpec",
     ("gas.scalable.hetero", "gas.scalable.hetero"): "to_typed=to_hetero_model",
     ("gas.chosen", "gas.scalable"): "ChosenNodes=NodePredictor",
     ("gas.hetero", "gas.scalable.hetero"): "to_typed=to_hetero_model",

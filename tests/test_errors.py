@@ -42,7 +42,7 @@ UNREACHED = [
     ("nn/conv.py", "raise NotImplementedError", "of a method that subclasses write"),
     ("scalable/call.py", "raise NotImplementedError", "of a method that subclasses write"),
     ("graph/layout.py", 'raise NotImplementedError(f"adjacencies', "no caller makes one"),
-    ("scalable/former.py", "warn(f'ScalableGNN", "of names that go away in version 0.3"),
+    ("scalable/deprecated.py", "warn(f'ScalableGNN", "of names that go away in version 0.3"),
     (
         "convert/tracing/runs.py",
         "raise InexactLayerError",

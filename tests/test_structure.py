@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import gas
-from gas.scalable.former import FormerNames
+from gas.scalable.deprecated import DeprecatedNames
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS, ARROWS, FLOORS = 16, 60, 9
@@ -232,11 +232,11 @@ def test_a_step_makes_few_calls():
 
 
 def test_a_model_has_few_public_methods():
-    former = vars(FormerNames)
+    former = vars(DeprecatedNames)
     names = {
         name
         for each in gas.ScalableGNN.__mro__
-        if each.__module__.startswith("gas.") and each is not FormerNames
+        if each.__module__.startswith("gas.") and each is not DeprecatedNames
         for name, value in vars(each).items()
         if not name.startswith("_") and (callable(value) or isinstance(value, property))
     }

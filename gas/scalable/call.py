@@ -35,13 +35,13 @@ from gas.scalable.base import HistoryModel, set_banks
 from gas.scalable.checks import (
     adjacency,
     check_call,
+    check_full_batch_adjacency,
     check_halo,
     check_order,
     check_output,
-    check_whole,
     collect_kwargs,
     explain,
-    wrong_calls_error,
+    missing_push_error,
 )
 from gas.scalable.distributed.ranks import ModelRanks, check_connected
 
@@ -311,7 +311,7 @@ def prepare_call(
                 "model(batch), or features and edges of the whole graph, model(x, edge_index)"
             )
         if batch_args[0] is None and batch_args[1] is None:
-            check_whole(adj_t)
+            check_full_batch_adjacency(adj_t)
         # A full batch reads every row, so that they are decoded at once.
         features = dequantize(x)
         kwargs = {name: dequantize(value) for name, value in kwargs.items()}
@@ -496,7 +496,7 @@ class Call:
     * ``ranks``: the connection to other ranks, which get the pushed rows.
     * ``compiled``: whether forward is compiled: it can't read rows in place then, as a compiled
       graph doesn't notice changes of a history.
-    * ``pushed``: the histories filled so far; ``held_back``: pushes to do when forward has ended.
+    * ``pushed``: the histories filled so far; ``deferred_pushes``: pushes to do after forward.
     """
 
     def __init__(
@@ -513,7 +513,7 @@ class Call:
         self.ranks: ModelRanks | None = None
         self.compiled = self.supports_compiler = False
         self.pushed: list[History] = []
-        self.held_back: list[Callable[[], None]] | None = None
+        self.deferred_pushes: list[Callable[[], None]] | None = None
         self._watching: contextlib.AbstractContextManager[None] | None = None
         self._outer: tuple[Call | None, Call | None, bool] | None = None
 
@@ -533,7 +533,7 @@ class Call:
             self.x = self.x.tensor()
         try:
             if not model._is_proven:
-                self.held_back = []
+                self.deferred_pushes = []
             self.adj_t = model._to_supported_layout(self.adj_t)
             watching = self.watch()
             if self.compiled and watching is None:
@@ -631,10 +631,10 @@ class Call:
         self.pushed.append(history)
         if not self.pushes:
             return
-        if self.held_back is None:
+        if self.deferred_pushes is None:
             history.push(x, *where)
         else:
-            self.held_back.append(partial(history.push, x.detach().clone(), *where))
+            self.deferred_pushes.append(partial(history.push, x.detach().clone(), *where))
 
     def end(self, out: Any) -> Any:
         """Check a forward pass that has ended, and return the in-batch rows of its output."""
@@ -642,7 +642,7 @@ class Call:
         try:
             if self.batch or self.fill:
                 self.check_all_pushed()
-                for push in self.held_back or ():
+                for push in self.deferred_pushes or ():
                     push()
                 if not model._is_proven:
                     model._is_proven = True
@@ -657,7 +657,7 @@ class Call:
         """Refuse a forward pass that has left out a history, whose rows would be stale."""
         missing = {*map(self.bank.get, self.histories, self.histories)} - {*self.pushed}
         if missing:  # Histories of others may have been filled.
-            raise wrong_calls_error(len(self.histories) - len(missing), len(self.histories))
+            raise missing_push_error(len(self.histories) - len(missing), len(self.histories))
 
     def own_rows(self, out: Any) -> Any:
         """Return the in-batch rows of what forward has returned."""

@@ -37,7 +37,7 @@ NAMES = {  # In errors, of which some have the names of C.
 }  # fmt: skip
 
 
-def wrong_calls_error(calls: int, num_histories: int) -> RuntimeError:
+def missing_push_error(calls: int, num_histories: int) -> RuntimeError:
     """Make the error of a model that doesn't fill each of its histories once."""
     return RuntimeError(
         f"forward called push_and_pull {calls} times, expected once for each of the model's "
@@ -138,8 +138,8 @@ def check_halo(batch_size: int, n_id: Tensor, buffer_size: int | None) -> None:
         )
 
 
-def check_whole(adj_t: Any) -> None:
-    """Refuse the adjacency of a mini-batch without its ids."""
+def check_full_batch_adjacency(adj_t: Any) -> None:
+    """Refuse the adjacency of a mini-batch, which was passed without its ids."""
     is_matrix = isinstance(adj_t, Adjacency) or is_sparse(adj_t)
     if is_matrix and adj_t.size(0) != adj_t.size(1):
         what = f"'adj_t' has shape {list(adj_t.shape)}, that"

@@ -31,7 +31,7 @@ from gas.native import check_integer, disable_compile, explain_missing_cuda, rep
 from gas.scalable.base import history_widths
 from gas.scalable.call import BatchModel, Calls
 from gas.scalable.checks import apply_transform, check_order
-from gas.scalable.former import FormerNames
+from gas.scalable.deprecated import DeprecatedNames
 from gas.scalable.inference import loader_of, predict_every_node, refresh, run_inference
 from gas.scalable.memory import parts_within, plan_parts
 from gas.scalable.node_predictor import predict_nodes
@@ -41,7 +41,7 @@ from gas.scalable.pack import PackingSummary, pack
 Model = TypeVar("Model", bound="ScalableGNN")
 
 
-class ScalableGNN(FormerNames, BatchModel):
+class ScalableGNN(DeprecatedNames, BatchModel):
     """Base class of models that train on mini-batches with historical embeddings.
 
     Its ``forward`` passes the output of every layer but the last through :meth:`push_and_pull`.

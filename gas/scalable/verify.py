@@ -20,7 +20,7 @@ from gas.history import History, relative_error
 from gas.loader import SubData, SubgraphLoader, batches_in_order
 from gas.native import check_integer, free_memory
 from gas.scalable.base import preserve_modes
-from gas.scalable.distributed.ranks import check_alone
+from gas.scalable.distributed.ranks import check_single_process
 from gas.scalable.inference import assemble, loader_of, run_inference
 from gas.scalable.memory import activation_bytes
 
@@ -159,7 +159,7 @@ def verify(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN, such as "
             "gas.to_scalable(net, data) makes"
         )
-    check_alone(model, "gas.verify")
+    check_single_process(model, "gas.verify")
     loader = _loader(open_if_path(graph, "graph"), batch_size, kwargs)
     check_integer("seed", seed, 0)
     if num_nodes is not None:

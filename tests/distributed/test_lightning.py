@@ -63,7 +63,7 @@ def fitted(example, model, graph, loader=None, epochs=EPOCHS, **options):
         **options,
     )  # fmt: skip
     trainer.fit(Module(model, graph, 1, 0.01), loader)
-    model.ranks.exchange.take_in()
+    model.ranks.exchange.receive_messages()
     return {
         "weights": [p.detach().clone() for p in model.parameters()],
         "written": [history.written.clone() for history in model.histories],

@@ -55,7 +55,7 @@ def train(rank, num_parts, batch_size, shuffle, epochs):
             weights.append(torch.cat([p.detach().view(-1).clone() for p in model.parameters()]))
             steps.append(batch.offset.tolist())
             step += 1
-    model.ranks.exchange.take_in()
+    model.ranks.exchange.receive_messages()
     found = {
         "pushed": pushed,
         "weights": torch.stack(weights),

@@ -126,7 +126,7 @@ CASES = {
     "distribute, twice": lambda t: distributed(t, gas.distribute),
     "distribute, a negative timeout": lambda t: distributed(t, None, timeout=-1),
     "distribute, another PyTorch on a rank": lambda t: of_two(
-        t, lambda model: model.ranks.group.check_alike({"PyTorch": "2.13"}), PyTorch="2.11"
+        t, lambda model: model.ranks.group.check_equal_on_ranks({"PyTorch": "2.13"}), PyTorch="2.11"
     ),
     "distribute, another graph on a rank": lambda t: of_two(
         t, lambda model: model(first_batch()), **{"the graph": "12345 in 2 shards"}

@@ -169,7 +169,7 @@ def distribute(
         raise ValueError(f"'timeout' is {timeout}, expected seconds above 0")
     codec = None if dtype is None else Codec.of(dtype)
     group = Group(timeout)
-    group.check_alike(_describe_settings(model, overlap, codec, weight))
+    group.check_equal_on_ranks(_describe_settings(model, overlap, codec, weight))
     model.ranks = ModelRanks(group, overlap, codec, weight)
     try:
         if graph is not None:

@@ -63,8 +63,8 @@ class _Message:
 class Exchange:
     """Publish rows of histories to the ranks that hold replicas, and receive theirs.
 
-    Every rank has to call :meth:`begin` and :meth:`end` in turn, and :meth:`layer`, as often as the
-    others.
+    Every rank has to call :meth:`begin` and :meth:`end` in turn, and :meth:`exchange_layer`, as
+    often as the others.
 
     Args:
         group: The ranks.
@@ -93,9 +93,9 @@ class Exchange:
         self._failed = False
         self._pool = pool
         self._arriving: deque[_Message] = deque()
-        self._asked: list[Tensor] | None = None if shard is None else self._ask(shard)
+        self._asked: list[Tensor] | None = None if shard is None else self._request_rows(shard)
 
-    def _ask(self, shard: Shard) -> list[Tensor]:
+    def _request_rows(self, shard: Shard) -> list[Tensor]:
         """Tell the owners which rows to send; return the own rows that each rank has asked for."""
         group, ptr = self.group, shard.replica_ptr.tolist()
         wanted = [
@@ -131,7 +131,7 @@ class Exchange:
                 "and the others wait for its rows: end the program, and start all ranks again from "
                 "their newest checkpoint"
             )
-        self.take_in(int(self.overlap))
+        self.receive_messages(int(self.overlap))
         self.steps += 1
         self.group.report(self.steps)
         self._send_headers(ranges, STEP, self.steps, weight, views)
@@ -194,7 +194,7 @@ class Exchange:
         """Record that the step has failed between :meth:`begin` and :meth:`end`."""
         self._failed = True
 
-    def layer(self, history: History, number: int) -> None:
+    def exchange_layer(self, history: History, number: int) -> None:
         """Send all own rows of one layer that others hold, and receive theirs.
 
         Args:
@@ -204,11 +204,11 @@ class Exchange:
         Raises:
             RankError: If the ranks can't go on together.
         """
-        self.take_in()
+        self.receive_messages()
         size = history.num_embeddings if self.shard is None else self.shard.num_own
         self._send_headers([(0, size)], LAYER, number)
         self.end([history])
-        self.take_in()
+        self.receive_messages()
 
     def _check(self, found: Sequence[_Header], kind: int, number: int, views: int) -> None:
         for rank, header in enumerate(found):
@@ -269,7 +269,7 @@ class Exchange:
 
     # Taking in ------------------------------------------------------------------------------------
 
-    def take_in(self, leave: int = 0) -> None:
+    def receive_messages(self, leave: int = 0) -> None:
         """Receive messages, the oldest first.
 
         Args:
@@ -331,7 +331,7 @@ class Exchange:
         Raises:
             RankError: If a rank has gone, or doesn't come in time.
         """
-        self.take_in(int(self.overlap))
+        self.receive_messages(int(self.overlap))
         for message in self._arriving:
             self._wait_for(message)
         arriving = [
@@ -359,7 +359,7 @@ class Exchange:
             arriving = deque(self._message(found, histories) for found in state["arriving"])
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
             raise ValueError(str(error)) from error  # A state of another form.
-        self.take_in()  # Messages in transit belong to another training.
+        self.receive_messages()  # Messages in transit belong to another training.
         self._arriving = arriving
 
     def _message(self, state: Mapping[str, Any], histories: Sequence[History]) -> _Message:

@@ -134,7 +134,7 @@ class Group:
             dist.broadcast(here, 0, group=self._group)
             x.detach().copy_(here)
 
-    def check_alike(self, mine: dict[str, Any]) -> None:
+    def check_equal_on_ranks(self, mine: dict[str, Any]) -> None:
         """Refuse ranks that differ in values that must be equal.
 
         Args:
@@ -183,9 +183,10 @@ class Group:
 
     def report(self, step: int) -> None:
         """Publish the step that this rank has begun, for the errors on other ranks."""
-        self._tell(f"has begun step {step}")
+        self._publish_status(f"has begun step {step}")
 
-    def _tell(self, what: str) -> None:
+    def _publish_status(self, what: str) -> None:
+        """Publish what this rank has begun, or failed in."""
         with contextlib.suppress(Exception):  # It matters only where something else fails, too.
             self._seen.set(str(self.rank), f"{what}\n{time.time()}")
 
@@ -197,7 +198,7 @@ class Group:
         except RuntimeError as error:
             if isinstance(error, RankError):
                 raise
-            self._tell(f"{FAILED}{what}")
+            self._publish_status(f"{FAILED}{what}")
             reason = SOURCE.sub("", str(error).strip()).split("\n")[0].split(". ")[0]
             raise RankError(
                 f"rank {self.rank} of {self.size} can't go on: {what} failed ({reason}). "

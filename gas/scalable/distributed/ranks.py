@@ -98,7 +98,7 @@ class ModelRanks:
         graph = "one without shards"
         if shard is not None:
             graph = f"{shard.fingerprint} in {shard.num_ranks} shards"
-        self.group.check_alike(
+        self.group.check_equal_on_ranks(
             {
                 "the graph": graph,
                 "histories of": ", ".join(
@@ -185,7 +185,7 @@ class ModelRanks:
     def receive_pending(self) -> None:
         """Receive the rows that are on their way, before histories are reset or recomputed."""
         if self.exchange is not None:
-            self.exchange.take_in()
+            self.exchange.receive_messages()
 
     @property
     def has_labels(self) -> bool:
@@ -202,7 +202,7 @@ class ModelRanks:
     def exchange_layer(self, history: History, layer: int) -> None:
         """Send a layer's rows, after every batch was pushed, to the ranks with replicas of them."""
         if self.exchange is not None and self.exchange.shard is not None:
-            self.exchange.layer(history, layer)
+            self.exchange.exchange_layer(history, layer)
 
     def share_buffers(self, model: HistoryModel) -> None:
         """Copy the buffers of rank 0 to all ranks, such as statistics of a batch norm."""
@@ -271,7 +271,7 @@ def one_shard_error(name: str) -> ValueError:
     )
 
 
-def check_alone(model: HistoryModel, what: str) -> None:
+def check_single_process(model: HistoryModel, what: str) -> None:
     """Refuse a call that needs one process.
 
     Raises:

@@ -145,7 +145,7 @@ class HeteroModel(PlannedModel):
 
     def _check_attributes(self, data: HeteroData) -> None:
         """Refuse a graph, or a mini-batch of it, with other attributes than the converted graph."""
-        self._check_lacked(data)
+        self._check_missing_attributes(data)
         known = {kind: data[kind] for kind in (*data.node_types, *data.edge_types)}
         for name, kinds in self.plan.kinds.items():
             key = self.plan.inputs[name]
@@ -164,7 +164,7 @@ class HeteroModel(PlannedModel):
                         "with this graph, or give the attribute that shape"
                     )
 
-    def _check_lacked(self, data: HeteroData) -> None:
+    def _check_missing_attributes(self, data: HeteroData) -> None:
         """Refuse an attribute that the module takes, and that the converted graph lacked."""
         for name in self.plan.lacked:
             if any(name in store for store in data.stores):

@@ -23,8 +23,8 @@ EDGES = "edge_index"
 DICT = "_dict"
 
 
-class Place(NamedTuple):
-    """A history's node type, width and level.
+class HistorySpec(NamedTuple):
+    """The node type, width and level of a history.
 
     Histories of a level depend on those of lower levels alone. ``layer`` is the first layer that
     reads the history, or the one that reads its mean.
@@ -55,7 +55,7 @@ class Plan:
 
     inputs: Mapping[str, str]
     kinds: Mapping[str, Mapping[Any, int | None]]
-    places: tuple[Place, ...]
+    places: tuple[HistorySpec, ...]
     reads: Mapping[tuple[int, str], int]
     layers: tuple[str, ...]
     output: str | None
@@ -131,8 +131,8 @@ def add_ids(data: HeteroData) -> HeteroData:
     return out
 
 
-class _Mark(torch.autograd.Function):
-    """The identity, which marks the outputs of layers in the graph of autograd."""
+class _MarkLevel(torch.autograd.Function):
+    """The identity, which notes the level of a layer's output in the graph of autograd."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, level: int) -> Tensor:
@@ -157,14 +157,14 @@ def _level(x: Tensor) -> int:
     return level
 
 
-class _PlaceFinder(Visitor):
+class _HistoryFinder(Visitor):
     """A visitor that finds the inputs of layers which other layers have computed."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._sizes = sizes
         self._known: dict[int, tuple[Tensor, int]] = {}  # By id, which the tensor keeps valid.
         self._levels: dict[int, int] = {}  # Of each call.
-        self.places: list[Place] = []
+        self.places: list[HistorySpec] = []
         self.reads: dict[tuple[int, str], int] = {}
         self.means: dict[tuple[int, str], int] = {}
         self.layers: list[str] = []
@@ -185,7 +185,7 @@ class _PlaceFinder(Visitor):
                     "[num_nodes, width]"
                 )
             self._known[id(x)] = x, len(self.places)
-            self.places.append(Place(kind, x.size(1), level - 1, layer.name))
+            self.places.append(HistorySpec(kind, x.size(1), level - 1, layer.name))
             self.rows.append(x)
         self.reads[layer.number, kind] = self._known[id(x)][1]
         return x
@@ -209,10 +209,10 @@ class _PlaceFinder(Visitor):
         """Note a history for the rows of a node type, and return their mean."""
         level = _level(rows)
         self.means[layer.number, kind] = len(self.places)
-        self.places.append(Place(kind, rows.size(1), level, layer.name))
+        self.places.append(HistorySpec(kind, rows.size(1), level, layer.name))
         self.rows.append(rows)
         # Its users are a level higher.
-        return _Mark.apply(super().mean(layer, kind, rows), level + 2)
+        return _MarkLevel.apply(super().mean(layer, kind, rows), level + 2)
 
     def output(self, layer: LayerCall, kind: str, out: Tensor) -> Tensor:
         self._note(layer)
@@ -222,7 +222,7 @@ class _PlaceFinder(Visitor):
                 f"'{kind}', expected a row for each node: index tables with a row for each node, "
                 f"such as embeddings, by n_id_dict[{kind!r}], an argument of forward"
             )
-        return _Mark.apply(out, self._levels[layer.number] + 1)
+        return _MarkLevel.apply(out, self._levels[layer.number] + 1)
 
     def _note(self, layer: LayerCall) -> None:
         """Record a call of a layer."""
@@ -253,7 +253,7 @@ def make_plan(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple
             for kind, value in values.items() if isinstance(values, dict) else ():
                 if isinstance(value, Tensor) and value.is_floating_point():
                     values[kind] = value.detach().clone().requires_grad_()
-        finder = _PlaceFinder(sizes)
+        finder = _HistoryFinder(sizes)
         edges = next(arguments[name] for name, key in inputs.items() if key == EDGES)
         with visit_layers(net, edges, finder):
             try:
@@ -263,7 +263,7 @@ def make_plan(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple
             except Exception as error:
                 raise ValueError(
                     f"{type(net).__name__} can't be run on a small random graph of the same types: "
-                    f"{type(error).__name__}: {error}{_name_hindrance(net, arguments)}"
+                    f"{type(error).__name__}: {error}{_explain_optional_attribute(net, arguments)}"
                 ) from error
     if not finder.layers:
         raise ValueError(f"{type(net).__name__} calls no message passing layer")
@@ -276,12 +276,12 @@ def make_plan(net: Module, data: HeteroData, inputs: Mapping[str, str]) -> tuple
     }
     plan = Plan(
         inputs, kinds, places, finder.reads, layers, kind, finder.shared_relations, finder.means,
-        _find_lacked(net, data, inputs, out),
+        _find_missing_attributes(net, data, inputs, out),
     )  # fmt: skip
     return plan, out, finder.rows
 
 
-def _name_hindrance(net: Module, arguments: Mapping[str, Any]) -> str:
+def _explain_optional_attribute(net: Module, arguments: Mapping[str, Any]) -> str:
     """Return the cure if a module can be run without one of its optional attributes; else ""."""
     for name, parameter in inspect.signature(net.forward).parameters.items():
         if name in arguments and parameter.default is not inspect.Parameter.empty:
@@ -300,7 +300,7 @@ def _count_columns(value: Any) -> int | None:
     return value.size(1) if is_matrix else None
 
 
-def _find_lacked(
+def _find_missing_attributes(
     net: Module, data: HeteroData, inputs: Mapping[str, str], out: Any
 ) -> tuple[str, ...]:
     """Return the attributes that ``forward`` takes and that the graph of the conversion lacked.

@@ -24,7 +24,7 @@ def _deprecate(
     return call_function if is_method else property(call_function)
 
 
-class FormerNames(torch.nn.Module):
+class DeprecatedNames(torch.nn.Module):
     """Methods and properties that functions of :mod:`gas.scalable` have replaced."""
 
     start_pulls = _deprecate("start_pulls", call.start_pulls)
