@@ -19,6 +19,8 @@ _BY_PLACE = {
     ("gas", "gas.datasets"): "gen_masks",
     ("gas", "gas.contrib.simulation"): "simulate",
     ("gas.augment", "gas.contrib.rules"): "Rule RuleOversampling",
+    ("gas.convert.rewriting.layers", "gas.convert.rewriting.layers"): "OnSomeEdges=MaskedEdgeLayer",
+    ("gas.convert.rewriting.messages", "gas.convert.rewriting.messages"): "Messages=MessageLayer",
     ("gas.datasets", "gas.datasets"): "planted_to_disk=write_planted_partition",
     ("gas.graph", "gas.graph"): (
         "as_one=to_homogeneous_edges by_row=sort_by_row changed_rows=find_changed_rows "

@@ -78,7 +78,7 @@ def test_moved_names_warn_of_the_new_one(old):
         "gas.augment.published.PublishedSettings",
         "gas.nn.attention_v2.GATv2Conv",
         "gas.convert.layers.LayerCall",
-        "gas.convert.lists_and_tables.TakesLists",
+        "gas.convert.lists_and_tables.EdgeLists",
         "gas.convert.matrices.gcn_norm",
         "gas.convert.outputs.Outputs",
         "gas.convert.preparation.Preparation",

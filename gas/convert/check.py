@@ -16,8 +16,8 @@ from torch_geometric.transforms import BaseTransform
 
 from gas.convert.module.inputs import Inputs, copy_with_noise, disable_caching
 from gas.convert.module.state import eval_mode, keep_generators
-from gas.convert.rewriting.layers import LayerCall, OnSomeEdges
-from gas.convert.rewriting.messages import Messages
+from gas.convert.rewriting.layers import LayerCall, MaskedEdgeLayer
+from gas.convert.rewriting.messages import MessageLayer
 from gas.convert.rewriting.normalise import disable_normalisation
 from gas.convert.sample import subsample
 from gas.convert.tracing.outputs import Outputs, flatten
@@ -26,10 +26,10 @@ from gas.convert.tracing.traced import EDGES, OTHER, ROWS, Traced, row_dim
 from gas.convert.values.edge_layers import (
     UNROLLED,
     InexactLayerError,
-    Opened,
+    LayerTypes,
     add_hop,
+    set_forward_flow,
     several_values_error,
-    turn_layers,
 )
 from gas.convert.values.failures import new_error
 from gas.convert.values.known import is_close
@@ -46,18 +46,18 @@ def make_layers(
     net: Module,
     graph: Graph,
     constants: Mapping[str, Any],
-    opened: Opened,
+    traced_types: LayerTypes,
     added: Mapping[str, Callable[[Module], Module]],
 ) -> Module:
     """Return a twin of a module, with its parameters and with fused layers."""
     out = twin(net)
     disable_caching(out)
-    turn_layers(out, opened)
+    set_forward_flow(out, traced_types)
     add_products(out, graph)
     for name in PRODUCTS if added else ():  # Layers that are added may call them.
         add_product(out, name)
     for layer in out.modules():
-        if isinstance(layer, (*UNROLLED, *opened)):
+        if isinstance(layer, (*UNROLLED, *traced_types)):
             add_hop(layer)
         disable_normalisation(layer)
     for name, make in added.items():
@@ -70,7 +70,7 @@ def make_layers(
 def describe_layer(call: LayerCall) -> tuple[str, Any]:
     """Return the layer of a call, and before it its name in the user's module."""
     layer: Any = call.layer
-    is_wrapped = isinstance(layer, OnSomeEdges)
+    is_wrapped = isinstance(layer, MaskedEdgeLayer)
     return (layer.target, layer.layer) if is_wrapped else (call.name, layer)
 
 
@@ -100,7 +100,7 @@ class LayerTest(NamedTuple):
         for form in (FUSED, PAIR, SQUARE):
             if form == FUSED and not isinstance(self.call.layer, FusedConv):
                 continue
-            if form == PAIR and (isinstance(self.call.layer, Messages) or not self.pairs):
+            if form == PAIR and (isinstance(self.call.layer, MessageLayer) or not self.pairs):
                 continue  # A function of one tensor of rows.
             if self.is_exact(form):
                 return form
@@ -145,7 +145,7 @@ class LayerTest(NamedTuple):
         )
         name, kind = describe_layer(self.call)
         what = f"'{name}' ({type(kind).__name__})"
-        if isinstance(layer, Messages):
+        if isinstance(layer, MessageLayer):
             what = f"'{layer.output}' is computed of messages along edges, and"
         text = f"{what} isn't exact on mini-batches{mode}: it {reason}"
         return InexactLayerError(text, getattr(layer, "layer", layer))
@@ -243,7 +243,7 @@ class Conversion:
     * ``traced``: the original module, with the graph of its copy that was traced.
     * ``calls``: the calls of its layers; ``outputs``: what it returns.
     * ``transform``: that of the whole graph; ``constants``: tensors of the traced graph.
-    * ``opened``: types of layers that were followed.
+    * ``traced_types``: types of layers that were followed.
     * ``emptied``: attributes to empty in copies of the module, as they are of its graph.
     * ``computed``: tensors of the module, of which the graph has what was computed of them.
     """
@@ -252,7 +252,7 @@ class Conversion:
     calls: Sequence[LayerCall]
     outputs: Outputs
     transform: BaseTransform | None
-    opened: Opened
+    traced_types: LayerTypes
     emptied: dict[str, Any]
     computed: Collection[str]
     constants: dict[str, Any] = field(default_factory=dict)
@@ -307,7 +307,7 @@ class Conversion:
             if not is_close(flatten(found), flatten(expected)):
                 raise new_error(type(self.net).__name__, name)
 
-    def find_lacked(self) -> set[str]:
+    def find_missing_attributes(self) -> set[str]:
         """Find the attributes of edges that outputs depend on, and that the graph lacked."""
         names = self.inputs.find_new(EDGES_OF)
         names += [WEIGHT] * bool(self.inputs.matrix and WEIGHT not in self.inputs.names)
@@ -362,7 +362,7 @@ class Conversion:
     def _check(self, mine: Module, sample: Data, expected: Any) -> None:
         name = type(self.net).__name__
         graph = self.traced.graph
-        layers = make_layers(mine, graph, self.constants, self.opened, self.traced.added)
+        layers = make_layers(mine, graph, self.constants, self.traced_types, self.traced.added)
         listed = with_edge_index(sample)
         if self.transform is not None:
             listed = self.transform(copy.copy(sample))

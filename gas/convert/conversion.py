@@ -24,7 +24,7 @@ from gas.convert.check import (
     make_layers,
 )
 from gas.convert.model import Converted
-from gas.convert.module.changes import RefuseChanges, given_parameters, with_noise
+from gas.convert.module.changes import RefuseChanges, swap_parameters, with_noise
 from gas.convert.module.inputs import (
     Inputs,
     copy_value,
@@ -50,14 +50,14 @@ from gas.convert.rewriting.place import GraphWriter, Placement
 from gas.convert.rewriting.prepare import move_preparation
 from gas.convert.rewriting.products import merge_projections, replace_sums
 from gas.convert.rewriting.rewrite import (
-    asks_for_rows,
     erase_unused,
+    flip_edge_ends,
     follow_changes,
-    read_all_rows,
+    is_table_lookup,
     read_masks,
+    replace_full_lookups,
     skip_copies,
     spread_selected_rows,
-    turn_ends,
 )
 from gas.convert.sample import SAMPLES, find_sample_graphs
 from gas.convert.tracing.outputs import (
@@ -70,7 +70,7 @@ from gas.convert.tracing.outputs import (
 )
 from gas.convert.tracing.trace import is_layer, trace
 from gas.convert.tracing.traced import Traced, describe_constants, row_dims
-from gas.convert.values.edge_layers import DROP, InexactLayerError, Opened
+from gas.convert.values.edge_layers import DROP, InexactLayerError, LayerTypes
 from gas.convert.values.failures import changes_error
 from gas.convert.values.known import is_close
 from gas.convert.values.traced_matrix import add_products
@@ -80,23 +80,23 @@ OWN = 31  # In-batch nodes of the first mini-batch on which layers are checked.
 
 
 @dataclass(frozen=True)
-class Choices:
+class ConversionChoices:
     """Choices in the conversion of a module; the first combination that is exact is taken.
 
-    * ``opened``: types of layers that are followed up to ``propagate``.
+    * ``traced_types``: types of layers that are followed up to ``propagate``.
     * ``is_turned``: whether messages go from ``edge_index[1]`` to ``edge_index[0]``.
     * ``emptied``: attributes that the module has computed of the graph, and their empty values.
     * ``computed``: tensors of the module that it is known to compute with in a trace.
     """
 
-    opened: Opened = ()
+    traced_types: LayerTypes = ()
     is_turned: bool = False
     emptied: dict[str, Any] = field(default_factory=dict)
     computed: frozenset[str] = frozenset()
 
 
 def convert_module(
-    net: Module, data: Data, inputs: Inputs, options: dict[str, Any], choices: Choices
+    net: Module, data: Data, inputs: Inputs, options: dict[str, Any], choices: ConversionChoices
 ) -> Converted:
     """Convert a module in the ways that are chosen.
 
@@ -110,15 +110,15 @@ def convert_module(
         trained, caches = run_in_training(copied, inputs, graphs, expected)
     draws = partial(find_draws, copied, inputs, graphs[0])
     _check_parameters(net, copied)
-    noise = _run_with_noise(copied, inputs, graphs[0], [expected, *trained], choices.opened)
-    traced = _trace(copied, inputs, graphs, choices.opened, caches, computed)
+    noise = _run_with_noise(copied, inputs, graphs[0], [expected, *trained], choices.traced_types)
+    traced = _trace(copied, inputs, graphs, choices.traced_types, caches, computed)
     if not computed <= choices.computed:  # What is computed of them mustn't have noise.
         choices = replace(choices, computed=choices.computed | computed)
         return convert_module(net, data, given, options, choices)
     graph = traced.graph
     num_dropped = sum(DROP in node.meta for node in graph.nodes)
     if choices.is_turned:
-        turn_ends(graph, traced.record()[0])
+        flip_edge_ends(graph, traced.record()[0])
     write_normalisation(traced)
     prepared = move_preparation(traced)
     refuse_normalisation(traced)
@@ -140,7 +140,7 @@ def convert_module(
     check_edges(traced, calls, num_dropped)
     _find_forms(traced, calls, len(trained))
     made = Conversion(
-        replace(traced, net=net), calls, outputs, prepared, choices.opened, choices.emptied,
+        replace(traced, net=net), calls, outputs, prepared, choices.traced_types, choices.emptied,
         computed,
     )  # fmt: skip
     return _make_model(copied, data, options, made)
@@ -158,7 +158,7 @@ def _check_parameters(net: Module, called: Module) -> None:
 
 
 def _run_with_noise(
-    net: Module, inputs: Inputs, data: Data, returned: Sequence[Any], opened: Opened
+    net: Module, inputs: Inputs, data: Data, returned: Sequence[Any], traced_types: LayerTypes
 ) -> tuple[dict[Tensor, Tensor], list[list[Any]], str]:  # fmt: skip
     """Run a module with noise on its parameters, as often as it was run before (``returned``).
 
@@ -178,8 +178,8 @@ def _run_with_noise(
     found, replaced = [], ""
     for number in (None, *NUMBERS)[: len(returned)]:
         gradients = torch.no_grad() if number is None else torch.enable_grad()
-        with given_parameters(noisy), run_mode(net, number), keep_attributes(net), gradients:
-            with RefuseChanges(net, opened) as changes:
+        with swap_parameters(noisy), run_mode(net, number), keep_attributes(net), gradients:
+            with RefuseChanges(net, traced_types) as changes:
                 out = call_module(net, inputs, data)
             replaced = replaced or changes.find_replaced()
             found.append(copy_value(out))
@@ -199,7 +199,7 @@ def _check_noise(
     if replaced:
         raise changes_error(replaced)
     for number, values in zip((None, *NUMBERS), returned[:number_of_runs], strict=False):
-        with given_parameters(noisy):
+        with swap_parameters(noisy):
             found = outputs.values(traced.run(number))
         if not is_close(found, values):
             raise ValueError(
@@ -223,8 +223,8 @@ def _find_forms(traced: Traced, calls: Sequence[LayerCall], num_trained: int) ->
 
 
 def _trace(
-    net: Module, inputs: Inputs, graphs: list[Data], opened: Opened, caches: Sequence[str],
-    computed: set[str],
+    net: Module, inputs: Inputs, graphs: list[Data], traced_types: LayerTypes,
+    caches: Sequence[str], computed: set[str],
 ) -> Traced:  # fmt: skip
     """Trace a module's method, and remove unused inputs.
 
@@ -233,16 +233,16 @@ def _trace(
     """
     for name in caches:
         layer = net.get_submodule("" if ":" in name else name.rpartition(".")[0])
-        if isinstance(layer, MessagePassing) and type(layer) not in opened:
+        if isinstance(layer, MessagePassing) and type(layer) not in traced_types:
             raise InexactLayerError(f"'{name}' is computed in the first call alone", layer)
-    graph = trace(net, inputs, graphs, follow_changes, opened, caches, computed)
+    graph = trace(net, inputs, graphs, follow_changes, traced_types, caches, computed)
     traced = Traced(net, graph, inputs, graphs)
     take_edge_dropout(traced)
     read_masks(graph)
     skip_copies(graph, traced.edges)
     add_products(net, graph)
-    if any(map(asks_for_rows, graph.nodes)):
-        read_all_rows(graph, traced.record()[0])
+    if any(map(is_table_lookup, graph.nodes)):
+        replace_full_lookups(graph, traced.record()[0])
         erase_unused(graph)
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users and node.target in inputs.names:
@@ -265,7 +265,7 @@ def _make_model(copied: Module, data: Data, options: dict[str, Any], made: Conve
     written = writer.write()
     drawing = _describe_layers(graph, placed, made.calls, widths)
     constants = {key: value for key, value in vars(copied).items() if key.startswith(CONSTANT)}
-    layers = make_layers(made.net, graph, constants, made.opened, traced.added)
+    layers = make_layers(made.net, graph, constants, made.traced_types, traced.added)
     numbers = {
         node: value if isinstance(value, bool | float | str) else None
         for node, value in values.items()

@@ -22,7 +22,7 @@ from gas.convert.module.preparation import (
     is_weighted,
 )
 from gas.convert.module.state import CONSTANT
-from gas.convert.module.wrapped import LayerAlone
+from gas.convert.module.wrappers import EncoderWrapper
 from gas.convert.rewriting.place import multiplies_sparse, reads_in_place
 from gas.convert.rewriting.rewrite import (
     drop_in_one_pass,
@@ -76,7 +76,7 @@ class Converted(ScalableGNN):
         check_hooks(conversion.net, [*called, *filter(None, added)])
         super().__init__(num_nodes, list(widths), len(widths) + 1, **options)
         self._name = type(conversion.net).__name__
-        self._is_layer = isinstance(conversion.net, LayerAlone)
+        self._is_layer = isinstance(conversion.net, EncoderWrapper)
         made = GraphModule(net, graph, self._name)
         constants = {n: b for n, b in made._buffers.items() if n not in net._buffers}
         # All submodules, in the original order, also those that the graph doesn't call.
@@ -101,7 +101,7 @@ class Converted(ScalableGNN):
         self._conversion: Conversion | None = conversion
         unknown = {*conversion.inputs.keeps, *conversion.emptied}  # What calls set is theirs.
         self._known = (*self._inputs, *conversion.inputs.made)
-        lacked = conversion.find_lacked()
+        lacked = conversion.find_missing_attributes()
         self._lacked = lacked - {*conversion.inputs.made}
         transform = conversion.transform
         if isinstance(transform, Preparation):

@@ -15,17 +15,22 @@ from torch.nn import Module
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.conversion import Choices, convert_module
+from gas.convert.conversion import ConversionChoices, convert_module
 from gas.convert.model import Converted
 from gas.convert.module.arguments import make_graph, node_table_error
+from gas.convert.module.caches import find_filled
 from gas.convert.module.inputs import Inputs, find_inputs
-from gas.convert.module.kept import find_filled
 from gas.convert.module.lists_and_tables import wrap_lists
-from gas.convert.module.state import is_own_module, keep_generators
-from gas.convert.module.wrapped import wrap_edges_by_other_names, wrap_kept_graph, wrap_layer
+from gas.convert.module.state import is_custom_module, keep_generators
+from gas.convert.module.wrappers import wrap_edges_by_other_names, wrap_kept_graph, wrap_layer
 from gas.convert.sample import find_sample_graphs
 from gas.convert.tracing.outputs import MismatchError
-from gas.convert.values.edge_layers import UNROLLED, DirectionError, InexactLayerError, find_dubious
+from gas.convert.values.edge_layers import (
+    UNROLLED,
+    DirectionError,
+    InexactLayerError,
+    find_layout_sensitive_types,
+)
 from gas.graph import check_nodes
 from gas.nn import NeverExactError, check_exact, explain_failures
 from gas.scalable import (
@@ -164,7 +169,7 @@ def _with_precision(net: Module, x: Any, options: dict[str, Any]) -> dict[str, A
 
 def _check_forward(net: Module) -> None:
     """Refuse a module whose call isn't the ``forward`` of its class."""
-    if not is_own_module(net) or isinstance(net, GraphModule):
+    if not is_custom_module(net) or isinstance(net, GraphModule):
         return  # PyG's Sequential has a forward of each object, and torch.fx makes a __call__.
     if "forward" in vars(net) or type(net).__call__ is not Module.__call__:
         name = "forward" if "forward" in vars(net) else "__call__"
@@ -208,8 +213,8 @@ def _convert_opening(net: Module, data: Data, inputs: Inputs, options: dict[str,
     def run(filled: Module) -> None:
         inputs.run_in_layout(filled, data, keeps=True)
 
-    choices = Choices(
-        opened=inputs.tables.find_layers(net),
+    choices = ConversionChoices(
+        traced_types=inputs.tables.find_layers(net),
         emptied=find_filled(net, int(data.num_nodes or 0), run),
     )
     first: InexactLayerError | None = None
@@ -220,9 +225,9 @@ def _convert_opening(net: Module, data: Data, inputs: Inputs, options: dict[str,
             first = first or error
             kind = type(error.layer)
             is_own = not kind.__module__.startswith("gas.")
-            if not issubclass(kind, MessagePassing) or not is_own or kind in choices.opened:
+            if not issubclass(kind, MessagePassing) or not is_own or kind in choices.traced_types:
                 raise ValueError(str(first)) from None
-            choices = replace(choices, opened=(*choices.opened, kind))
+            choices = replace(choices, traced_types=(*choices.traced_types, kind))
         except NeverExactError:
             raise
         except DirectionError as error:
@@ -230,10 +235,10 @@ def _convert_opening(net: Module, data: Data, inputs: Inputs, options: dict[str,
                 raise ValueError(str(error)) from None
             choices = replace(choices, is_turned=True)
         except MismatchError as error:
-            dubious = find_dubious(net, choices.opened)
+            dubious = find_layout_sensitive_types(net, choices.traced_types)
             if not dubious:
                 raise ValueError(str(error)) from None
-            choices = replace(choices, opened=(*choices.opened, *dubious))
+            choices = replace(choices, traced_types=(*choices.traced_types, *dubious))
         except ValueError as error:
             if first is not None:
                 raise ValueError(f"{first}. Inside of it, {error}") from error

@@ -15,8 +15,8 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch_geometric.data import Data
 
+from gas.convert.module.caches import find_rows
 from gas.convert.module.followed import find_read
-from gas.convert.module.kept import find_rows
 from gas.convert.module.state import ATTRIBUTES_OF_TORCH, find_namespaces
 from gas.convert.values.known import is_edge_list
 from gas.graph import MAPPED, WEIGHT, find_mark, is_row_per_node, with_csr_features

@@ -61,7 +61,7 @@ def add_noise(net: Module, computed: Collection[str]) -> None:
 
 
 @contextlib.contextmanager
-def given_parameters(weights: Mapping[Tensor, Tensor]) -> Iterator[None]:
+def swap_parameters(weights: Mapping[Tensor, Tensor]) -> Iterator[None]:
     """Give parameters copies of other values in this context."""
     kept = {weight: weight.data for weight in weights}
     try:
@@ -77,12 +77,12 @@ class RefuseChanges(TorchDispatchMode):
     """Refuse in-place changes of parameters while a module is run.
 
     A layer may change its own parameters, as mini-batches call the layer itself, unless its type is
-    ``opened``: such layers are traced.
+    ``traced_types``: such layers are traced.
     """
 
-    def __init__(self, net: Module, opened: Collection[type]) -> None:
+    def __init__(self, net: Module, traced_types: Collection[type]) -> None:
         super().__init__()
-        self._net, self._opened = net, tuple(opened)
+        self._net, self._traced_types = net, tuple(traced_types)
         self._weights = {n: p for n, p in net.named_parameters() if p.numel()}
         self._names = {_address(weight): name for name, weight in self._weights.items()}
 
@@ -106,7 +106,8 @@ class RefuseChanges(TorchDispatchMode):
             is_called = before is not None and before.f_code is Module._call_impl.__code__
             if not is_called or not isinstance(layer, Module) or layer is self._net:
                 continue
-            is_layer = isinstance(layer, MessagePassing) and not isinstance(layer, self._opened)
+            is_traced = isinstance(layer, self._traced_types)
+            is_layer = isinstance(layer, MessagePassing) and not is_traced
             has = any(weight is each for each in layer.parameters())
             if has and (is_layer or not any(map(_is_graph, given))):
                 return True
@@ -160,6 +161,7 @@ def is_of_table(node: Any) -> bool:
 
 
 def _is_data(node: Node) -> bool:
+    """Return whether a value is ``x.data`` of another one."""
     return node.target is getattr and node.args[1] == "data"
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch_geometric.nn import MessagePassing
 
-from gas.convert.module.state import DEEPEST, is_own_module
+from gas.convert.module.state import DEEPEST, is_custom_module
 from gas.graph import version
 
 OPTIONS = bool, int, float, str  # Types of options that are followed.
@@ -235,7 +235,7 @@ def find_followed(
     for prefix, module in net.named_modules():
         if isinstance(module._modules, dict):  # That of a scripted module can't be changed.
             parts.append((module._modules, dict(module._modules)))
-        if is_own_module(module):
+        if is_custom_module(module):
             chosen = {}
             for key in sorted(read):
                 value = inspect.getattr_static(module, key, ...)
@@ -287,7 +287,7 @@ def find_followed(
 def find_read(net: Module) -> set[str]:
     """Find the names of attributes that calls of a module's own classes read, and don't set."""
     kinds = {
-        kind: None for module in net.modules() if is_own_module(module)
+        kind: None for module in net.modules() if is_custom_module(module)
         for kind in type(module).__mro__ if kind not in (Module, MessagePassing)
     }  # fmt: skip
     read, stored, seen, names = set[str](), set(NOT_OPTIONS), set[str](), set(CALLED)

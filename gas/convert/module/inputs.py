@@ -32,16 +32,16 @@ from gas.convert.module.arguments import (
     refuse_ambiguous_weights,
     takes_rows_alone,
 )
+from gas.convert.module.caches import copy_module, set_attributes
 from gas.convert.module.changes import add_noise
-from gas.convert.module.kept import copy_module, set_attributes
-from gas.convert.module.lists_and_tables import EdgeLists, Tables, TakesLists, find_tables
+from gas.convert.module.lists_and_tables import EdgeLists, EdgeListsWrapper, Tables, find_tables
 from gas.convert.module.preparation import NODE_ID, read_mark
 from gas.convert.module.state import eval_mode, keep_attributes
 from gas.convert.values.failures import (
     describe_error,
     describe_values,
+    explain_missing_attribute,
     find_differing_type,
-    find_lacking,
     is_own,
 )
 from gas.convert.values.known import is_edge_list
@@ -241,7 +241,7 @@ class Inputs:
             ]:
                 how += f", which has no {lacking[0]!r}, of many graphs or samples of one"
             cure = (
-                find_lacking(error, given.get(self.graph))
+                explain_missing_attribute(error, given.get(self.graph))
                 or find_differing_type(error, net, values, self.matrix)
                 or (f"forward must run on graphs of any size, here {describe_values(shown)}")
             )
@@ -298,7 +298,7 @@ def find_inputs(net: Module, data: Data) -> Inputs:
         raise missing_error(f"{type(net).__name__}.{method}", missing[0], edges, data)
     given = Inputs(
         method, names, edges, graph, features=features, has_edges=has_edges, defaults=wanted,
-        lists=net.lists if isinstance(net, TakesLists) else EdgeLists(),
+        lists=net.lists if isinstance(net, EdgeListsWrapper) else EdgeLists(),
         counted=next((name for name in names if is_row_per_node(data, name)), ""),
         had=frozenset(data.keys()),
     )  # fmt: skip
@@ -346,7 +346,7 @@ def _has_weights(adj_t: Any) -> bool:
 def copy_with_noise(net: Module, emptied: dict[str, Any], computed: Collection[str]) -> Module:
     """Copy a module, and add noise to its tensors, for runs on small graphs.
 
-    The copy lacks the attributes ``emptied``, see :func:`gas.convert.module.kept.find_filled`.
+    The copy lacks the attributes ``emptied``, see :func:`gas.convert.module.caches.find_filled`.
     Tensors of which the model has what is ``computed`` stay as they are.
     """
     copied = copy_module(net)

@@ -23,14 +23,14 @@ from gas.convert.module.arguments import (
     is_list,
     parameters,
 )
-from gas.convert.module.preparation import EDGE_LIST, NODE_ID, First, spread
-from gas.convert.module.wrapped import LayerAlone, make_forward
+from gas.convert.module.preparation import EDGE_LIST, NODE_ID, ChainedTransform, scatter_rows
+from gas.convert.module.wrappers import EncoderWrapper, make_forward
 from gas.graph import PERM, PREPARED, check_ids, is_row_per_edge, is_row_per_node
 from gas.nn import twin
 
 
 @dataclass(frozen=True, repr=False)
-class EdgeLists(First):
+class EdgeLists(ChainedTransform):
     """The lists of edges that a module takes, as a transform that joins them into one.
 
     The graph gets ``prepared_list``, the position of the list that each edge is of.
@@ -80,7 +80,7 @@ class EdgeLists(First):
         sizes = torch.tensor([each.size(1) for each in lists], device=lists[0].device)
         which = torch.arange(len(lists), device=sizes.device).repeat_interleave(sizes)
         made = {
-            key: spread(data[key], (which == at).nonzero().view(-1), which.numel())
+            key: scatter_rows(data[key], (which == at).nonzero().view(-1), which.numel())
             for key, at in self.rows if key in data
         }  # fmt: skip
         if "edge_index" in data and "edge_index" not in self.names:  # The module doesn't read it.
@@ -103,7 +103,7 @@ class EdgeLists(First):
         return self._describe(f"EdgeLists({', '.join(self.names)})")
 
 
-class TakesLists(LayerAlone):
+class EdgeListsWrapper(EncoderWrapper):
     """Wrapper that takes the joined edges, and passes the module its lists of them."""
 
     lists = EdgeLists()
@@ -136,7 +136,7 @@ def wrap_lists(net: Module, data: Data, in_graph: bool = False) -> tuple[Module,
     graph = graph_parameter(wanted, data)
     found = [key for key in data.to_dict() if is_list(key, data[key]) and (graph or key in wanted)]
     is_known = not in_graph and graph and "edge_index" in data
-    if len(found) < 2 or is_known or isinstance(net, LayerAlone):
+    if len(found) < 2 or is_known or isinstance(net, EncoderWrapper):
         return net, data
     for name in found:
         if not data[name].size(1):
@@ -150,9 +150,9 @@ def wrap_lists(net: Module, data: Data, in_graph: bool = False) -> tuple[Module,
     given = {key: inspect.Parameter(key, kind, default=wanted[key]) for key in names}
     needed = () if graph else ("edge_index", EDGE_LIST)
     given |= {key: inspect.Parameter(key, kind) for key in needed}
-    forward = make_forward(TakesLists, [*given.values()])
+    forward = make_forward(EdgeListsWrapper, [*given.values()])
     members = {"lists": lists, "method": method, "graph": graph, "forward": forward}
-    return type(type(net).__name__, (TakesLists,), members)(net), lists(data)
+    return type(type(net).__name__, (EdgeListsWrapper,), members)(net), lists(data)
 
 
 def _find_rows(data: Data, lists: list[str], wanted: Any) -> tuple[tuple[str, int], ...]:
@@ -175,7 +175,7 @@ def _find_rows(data: Data, lists: list[str], wanted: Any) -> tuple[tuple[str, in
 
 
 @dataclass(frozen=True, repr=False)
-class Tables(First):
+class Tables(ChainedTransform):
     """The parameters of a module that have a row, or a column, for each node of a graph.
 
     As a transform, they give a graph ``prepared_node_id``, the row of each node.

@@ -26,7 +26,7 @@ _MADE: Any = WeakIdKeyDictionary()  # Attributes that were made of others.
 
 
 @dataclass(frozen=True, repr=False)
-class First(BaseTransform):
+class ChainedTransform(BaseTransform):
     """A transform of a whole graph that comes before another one, ``then``, and is false if empty.
 
     * ``then``: the transform that comes next.
@@ -158,7 +158,7 @@ class Preparation(BaseTransform):
             for name, at in masks.items()
         }
         made = {
-            name: spread(values[name], None if at is None else places[at], edges.size(1))
+            name: scatter_rows(values[name], None if at is None else places[at], edges.size(1))
             for name, at in (self._lists | masks).items()
         }
         if edges.shape != before.shape or not torch.equal(edges, before):
@@ -310,7 +310,7 @@ def join_lists(lists: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Sequenc
     return edges[:, met], places.split([each.size(1) for each in lists])
 
 
-def spread(rows: Tensor, places: Tensor | None, size: int) -> Tensor:
+def scatter_rows(rows: Tensor, places: Tensor | None, size: int) -> Tensor:
     """Return rows of some edges as rows of all of them, zero for others."""
     if places is None:
         return rows

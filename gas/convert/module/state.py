@@ -72,7 +72,7 @@ def find_namespaces(net: Module) -> list[tuple[str, MutableMapping[str, Any]]]:
     places: list[tuple[str, MutableMapping[str, Any]]] = [
         (f"{name}.".lstrip("."), values)
         for name, each in net.named_modules() if not _is_lazy(each)
-        for values in ((vars(each), each._buffers) if is_own_module(each) else (vars(each),))
+        for values in ((vars(each), each._buffers) if is_custom_module(each) else (vars(each),))
     ]  # fmt: skip
     kinds = {
         kind: None for module in net.modules() for kind in type(module).__mro__
@@ -80,7 +80,7 @@ def find_namespaces(net: Module) -> list[tuple[str, MutableMapping[str, Any]]]:
     }  # fmt: skip
     files = {kind.__module__: None for kind in kinds if kind.__module__ in sys.modules}
     for name in [*files]:
-        files |= dict.fromkeys(_imported_beside(sys.modules[name]))
+        files |= dict.fromkeys(_find_local_imports(sys.modules[name]))
     for name in files:
         found = list(vars(sys.modules[name]).values())
         kinds |= {v: None for v in found if isinstance(v, type) and v.__module__ == name}
@@ -88,7 +88,7 @@ def find_namespaces(net: Module) -> list[tuple[str, MutableMapping[str, Any]]]:
     return places + [(f"{kind.__qualname__}:", _Attributes(kind)) for kind in kinds]
 
 
-def _imported_beside(module: ModuleType) -> list[str]:
+def _find_local_imports(module: ModuleType) -> list[str]:
     """Return the Python modules in the same folder, or below, from which a module has imported."""
     names = {
         value.__name__ if isinstance(value, ModuleType) else value.__module__
@@ -96,10 +96,10 @@ def _imported_beside(module: ModuleType) -> list[str]:
     }  # fmt: skip
     files = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
     file = getattr(module, "__file__", None)
-    return [n for n, beside in files.items() if file and beside and _is_beside(file, beside)]
+    return [n for n, beside in files.items() if file and beside and _is_in_folder_of(file, beside)]
 
 
-def _is_beside(file: str, other: str) -> bool:
+def _is_in_folder_of(file: str, other: str) -> bool:
     return Path(file).parent in Path(other).parents
 
 
@@ -112,7 +112,7 @@ def find_namespace(net: Module, name: str) -> tuple[MutableMapping[str, Any], st
     return next((each for each in found if each[1] in each[0]), found[0])
 
 
-def is_own_module(module: Module) -> bool:
+def is_custom_module(module: Module) -> bool:
     """Return whether a module isn't of PyTorch or PyG."""
     return type(module).__module__.split(".")[0] not in _LIBRARIES
 
@@ -121,10 +121,10 @@ def _is_lazy(module: Module) -> bool:
     return any(is_lazy(weight) for weight in module.parameters(recurse=False))
 
 
-def own_modules(net: Module) -> Iterator[tuple[str, Module]]:
+def custom_modules(net: Module) -> Iterator[tuple[str, Module]]:
     """Iterate over the names and parts of a module that aren't of PyTorch or PyG."""
     for name, module in net.named_modules():
-        if is_own_module(module):
+        if is_custom_module(module):
             yield name, module
 
 

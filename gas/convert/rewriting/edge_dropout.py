@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from gas.convert.rewriting.rewrite import exchange
+from gas.convert.rewriting.rewrite import replace_node
 from gas.convert.tracing.trace import is_layer
 from gas.convert.tracing.traced import Traced, function_name
 from gas.convert.values.edge_layers import DROP
@@ -120,7 +120,7 @@ def _remove(graph: Graph, call: Node, given: dict[str, Any]) -> None:
     for part in list(call.users):
         position = part.args[1] if part.target is operator.getitem else None
         if position == 0:
-            exchange(part, given["edge_index"])
+            replace_node(part, given["edge_index"])
         elif position == 1 and not has_attribute:
             for user in list(part.users):
                 if user.target is not operator.getitem or user.args[1] is not part:
@@ -128,10 +128,10 @@ def _remove(graph: Graph, call: Node, given: dict[str, Any]) -> None:
                         f"'{user.name}' takes the mask of '{call.name}', which selects rows of "
                         "edges alone: edge_weight[mask]"
                     )
-                exchange(user, user.args[0])
+                replace_node(user, user.args[0])
                 graph.erase_node(user)
         elif position == 1:
-            exchange(part, given.get("edge_attr"))
+            replace_node(part, given.get("edge_attr"))
         else:
             raise ValueError(f"'{part.name}' takes the pair that '{call.name}' returns")
         graph.erase_node(part)

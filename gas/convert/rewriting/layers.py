@@ -22,7 +22,7 @@ from gas.convert.tracing.scope import (
 )
 from gas.convert.tracing.trace import is_layer
 from gas.convert.tracing.traced import ROWS, Traced
-from gas.convert.values.edge_layers import DROP, EdgeLayer, bind
+from gas.convert.values.edge_layers import DROP, EdgeLayer, bind_arguments
 from gas.convert.values.known import walk_back
 from gas.graph import WEIGHT
 
@@ -107,16 +107,16 @@ def describe_call(traced: Traced, node: Node) -> LayerCall:
     """
     net, kinds, adjacency, name = traced.net, traced.kinds, traced.edges, str(node.target)
     layer = net.get_submodule(name)
-    bound = bind(layer, node.args, node.kwargs)
+    bound = bind_arguments(layer, node.args, node.kwargs)
     if _are_counts(traced, bound.get("size")):
         del bound["size"]  # Those of the rows and edges that it is given, as without it.
     selected: Node | None = None
     picked: tuple[str, ...] = ()
-    if isinstance(layer, OnSomeEdges):
+    if isinstance(layer, MaskedEdgeLayer):
         selected, picked, name = bound.pop("edge_mask"), layer.rows, layer.target
         bound[layer.edges] = bound.pop("edge_index")
         layer = net.get_submodule(name)
-        bound = bind(layer, (), bound)  # In the order of its parameters.
+        bound = bind_arguments(layer, (), bound)  # In the order of its parameters.
     edges = [key for key, value in bound.items() if value is adjacency]
     given = {key: value for key, value in bound.items() if isinstance(value, Node)}
     rows = [key for key, value in given.items() if kinds[value] == ROWS]
@@ -150,7 +150,7 @@ def _are_counts(traced: Traced, size: Any) -> bool:
 SELECTED_EDGES = "_selected_"  # The prefix of the names of such layers.
 
 
-class OnSomeEdges(EdgeLayer):
+class MaskedEdgeLayer(EdgeLayer):
     """A layer, ``target`` of a module, that takes some of the edges, and their rows.
 
     A converted model calls the layer itself, on a neighbourhood with these edges. ``edges`` is its
@@ -174,17 +174,17 @@ def wrap_selecting_layers(traced: Traced) -> None:
     net, graph, edges = traced.net, traced.graph, traced.edges
     for node in [each for each in graph.nodes if is_layer(net, each)]:
         target = str(node.target)
-        given = bind(net.get_submodule(target), node.args, node.kwargs)
+        given = bind_arguments(net.get_submodule(target), node.args, node.kwargs)
         if (found := _find_mask(edges, given)) is None:
             continue
         parameter, mask, rows = found
         name = f"{SELECTED_EDGES}{len(traced.added)}"
-        traced.add_layer(name, OnSomeEdges, target=target, edges=parameter, rows=tuple(rows))
+        traced.add_layer(name, MaskedEdgeLayer, target=target, edges=parameter, rows=tuple(rows))
         arguments = {key: value for key, value in (given | rows).items() if key != parameter}
         with graph.inserting_before(node):
             made = graph.call_module(name, (edges, mask), arguments)
         made.meta.update(node.meta)
-        traced.exchange(node, made)
+        traced.replace_node(node, made)
     if traced.added:
         erase_unused(graph)
 

@@ -22,7 +22,7 @@ SHAPED = (torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, 
 SHAPED_METHODS = ("new_zeros", "new_ones", "new_full", "new_empty")
 
 
-class Messages(EdgeLayer):
+class MessageLayer(EdgeLayer):
     """Layer that computes messages along edges, and reduces them for every node.
 
     Its function, of the edges and of further values by name, is a ``graph`` of modules of ``net``.
@@ -268,9 +268,9 @@ def wrap_messages(traced: Traced) -> bool:
                 once.add(node)
         function, inputs = writer.write(output, inside)
         name = f"{MESSAGES}{count}"
-        traced.add_layer(name, Messages, graph=function, output=output.name)
+        traced.add_layer(name, MessageLayer, graph=function, output=output.name)
         count += 1
         with graph.inserting_after(output):
-            traced.exchange(output, graph.call_module(name, (traced.edges,), dict(inputs)))
+            traced.replace_node(output, graph.call_module(name, (traced.edges,), dict(inputs)))
         erase_unused(graph, [*inside, *modules])
     return count > 0

@@ -9,7 +9,7 @@ import torch_geometric.nn as pyg
 
 from gas.convert.rewriting.edge_dropout import AFTER_DROP
 from gas.convert.tracing.traced import Traced
-from gas.convert.values.edge_layers import DROP, bind
+from gas.convert.values.edge_layers import DROP, bind_arguments
 from gas.convert.values.matrices import LOOPS, gcn_norm, normalises
 from gas.graph import WEIGHT
 
@@ -38,7 +38,7 @@ def write_normalisation(traced: Traced) -> None:
         layer = layers[node.target]
         if not found[node.target]:
             continue
-        given = bind(layer, node.args, node.kwargs)
+        given = bind_arguments(layer, node.args, node.kwargs)
         adds_loops = not isinstance(layer, pyg.LGConv) and layer.add_self_loops
         adds_loops = adds_loops and LOOPS not in node.meta
         is_improved = getattr(layer, "improved", False)
@@ -55,7 +55,7 @@ def write_normalisation(traced: Traced) -> None:
         if adds_loops:
             given["edge_index"] = edges
         given[WEIGHT] = weight
-        node.args, node.kwargs = (), bind(layer, (), given)
+        node.args, node.kwargs = (), bind_arguments(layer, (), given)
 
 
 def refuse_normalisation(traced: Traced) -> None:

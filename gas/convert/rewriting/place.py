@@ -120,7 +120,7 @@ class Placement:
                 out.add(node)
         return out
 
-    def _draws(self, node: Node) -> bool:
+    def _is_random(self, node: Node) -> bool:
         """Return whether a value is drawn anew in training, such as by a module with dropout."""
         if node.op not in ("call_function", "call_method", "call_module"):
             return False
@@ -145,7 +145,7 @@ class Placement:
             if len(rows) != 1:
                 break
             chain.append(node)
-            if is_dropout(self._traced.net, node) or self._draws(node):
+            if is_dropout(self._traced.net, node) or self._is_random(node):
                 until = len(chain)
             node = rows[0]
         return chain[:until]
@@ -212,7 +212,7 @@ class GraphWriter:
             return
         if node is self._traced.edges:
             return  # The scope provides the edges.
-        made = self._write_layer(node) if node in self._calls else self._write_other(node)
+        made = self._write_layer(node) if node in self._calls else self._write_value(node)
         self._written[node] = made
         if node in self._plan.pulled:
             self._write_history(node, made)
@@ -275,7 +275,8 @@ class GraphWriter:
             self._dropped[position] = self._make(drop_edges, p, self._written[training], *flags)
         return self._dropped[position]
 
-    def _write_other(self, node: Node) -> Node:
+    def _write_value(self, node: Node) -> Node:
+        """Write a value that isn't the output of a layer."""
         if node.op == "placeholder" and node.target == WEIGHT:
             is_made = WEIGHT in getattr(self._transform, "made", ())
             return self._make(gcn_weights if is_made else weights)

@@ -18,7 +18,7 @@ from gas.convert.module.changes import is_in_place
 from gas.convert.module.preparation import Preparation, join_lists
 from gas.convert.rewriting.edge_dropout import AFTER_DROP, SCALED, check_scale
 from gas.convert.rewriting.edge_values import EdgeValues, has_rows
-from gas.convert.rewriting.rewrite import erase_unused, exchange
+from gas.convert.rewriting.rewrite import erase_unused, replace_node
 from gas.convert.tracing.traced import Traced, function_name
 from gas.convert.values.edge_layers import DROP
 from gas.convert.values.known import is_close, is_edge_list, walk_back
@@ -176,7 +176,7 @@ class _Extractor:
         replaced |= {node: self._values[node] for node in finder.moved if finder.is_plain(node)}
         function = self._write()
         for node, other in replaced.items():
-            exchange(node, other, readers.__contains__)
+            replace_node(node, other, readers.__contains__)
         names = [str(node.target) for node in finder.inputs if node is not finder.edges]
         for node in reversed(finder.inside):
             if node in finder.moved:

@@ -13,8 +13,8 @@ from torch.fx.node import map_arg
 from torch.nn import Module
 
 from gas.convert.module.changes import is_in_place
-from gas.convert.rewriting.layers import SELECTED_EDGES, OnSomeEdges
-from gas.convert.rewriting.messages import Messages
+from gas.convert.rewriting.layers import SELECTED_EDGES, MaskedEdgeLayer
+from gas.convert.rewriting.messages import MessageLayer
 from gas.convert.tracing.trace import get_module
 from gas.convert.tracing.traced import EDGES, OTHER, ROWS, Traced, Values
 from gas.convert.values.edge_layers import Propagation
@@ -45,8 +45,8 @@ def replace_sums(traced: Traced) -> bool:
     graph, kinds, record, edges = traced.graph, traced.kinds, traced.values, traced.edges
     for node in list(graph.nodes):
         module = get_module(traced.net, node)
-        inner = module.layer if isinstance(module, OnSomeEdges) else module
-        if not isinstance(inner, Messages | Propagation) or node.args[:1] != (edges,):
+        inner = module.layer if isinstance(module, MaskedEdgeLayer) else module
+        if not isinstance(inner, MessageLayer | Propagation) or node.args[:1] != (edges,):
             continue
         given = [each for each in (*node.args[1:], *node.kwargs.values()) if isinstance(each, Node)]
         rows = [each for each in given if kinds[each] == ROWS]
@@ -63,7 +63,7 @@ def replace_sums(traced: Traced) -> bool:
                 flat = [graph.call_method("view", (weight, -1)) for weight in weights]
                 made = call_product(traced, name, (rows[0], edges, *flat), masks)
             made.meta.update(node.meta)
-            traced.exchange(node, made)
+            traced.replace_node(node, made)
     add_products(traced.net, graph)
     return is_replaced
 
@@ -114,10 +114,10 @@ def call_product(traced: Traced, target: str, args: Sequence[Node], masks: Seque
     return traced.graph.call_module(name, (edges, *masks), {"x": x, **named})
 
 
-def _make_product(net: Module, target: str, rows: Collection[str]) -> OnSomeEdges:
+def _make_product(net: Module, target: str, rows: Collection[str]) -> MaskedEdgeLayer:
     """Return a product with some of the edges, whose layer a module gets."""
     add_product(net, target)
-    return OnSomeEdges(net, target, "edge_index", rows)
+    return MaskedEdgeLayer(net, target, "edge_index", rows)
 
 
 def merge_projections(traced: Traced) -> bool:
@@ -154,7 +154,7 @@ def merge_projections(traced: Traced) -> bool:
         with graph.inserting_before(end):
             made = graph.call_module(str(name), (x, *node.args[1:]), given)
         made.meta.update(node.meta)
-        traced.exchange(end, made)
+        traced.replace_node(end, made)
         for erased in (rows,) if end is node else (node, rows):
             graph.erase_node(erased)
         is_merged = True

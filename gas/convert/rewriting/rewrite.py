@@ -112,7 +112,7 @@ def _leads_to(net: Module, node: Node, end: Node) -> bool:
     return bool(readers) and all(readers)
 
 
-def exchange(node: Node, other: Any, readers: Callable[[Node], bool] = lambda _: True) -> None:
+def replace_node(node: Node, other: Any, readers: Callable[[Node], bool] = lambda _: True) -> None:
     """Replace a node by another node or a constant, for all of its readers or some."""
 
     def new(each: Node) -> Any:
@@ -187,14 +187,14 @@ def read_masks(graph: Graph) -> None:
                 user.update_arg(1, node.args[0])
 
 
-def asks_for_rows(node: Node) -> bool:
+def is_table_lookup(node: Node) -> bool:
     """Return whether a node looks up rows of a table with a row for each node."""
     return node.target is torch.nn.functional.embedding and is_of_table(node.args[1])
 
 
-def read_all_rows(graph: Graph, values: Mapping[Node, Any]) -> None:
+def replace_full_lookups(graph: Graph, values: Mapping[Node, Any]) -> None:
     """Replace lookups of all rows of a table, by ``arange``, by lookups of the nodes' rows."""
-    for node in filter(asks_for_rows, graph.nodes):
+    for node in filter(is_table_lookup, graph.nodes):
         ids, rows = node.args
         every = torch.arange(len(values[rows]), device=values[rows].device)
         if torch.equal(values[ids], every):
@@ -212,7 +212,7 @@ def skip_copies(graph: Graph, source: Node) -> None:
     erase_unused(graph)
 
 
-def turn_ends(graph: Graph, values: Mapping[Node, Any]) -> None:
+def flip_edge_ends(graph: Graph, values: Mapping[Node, Any]) -> None:
     """Replace the ends ``edges[0]`` and ``edges[1]`` by the same ends of ``edges.flip(0)``."""
     for edges in list(graph.nodes):
         ends = [user for user in edges.users if user.target is operator.getitem]

@@ -16,8 +16,8 @@ from torch.nn import Module
 from torch.utils._pytree import tree_leaves, tree_map
 from torch_geometric.data import Data
 
+from gas.convert.module.caches import find_caches, find_read, memory_error
 from gas.convert.module.inputs import Inputs, copy_value
-from gas.convert.module.kept import find_caches, find_read, memory_error
 from gas.convert.module.state import NUMBERS, keep_attributes, training_mode
 from gas.convert.tracing.scope import join_columns
 from gas.convert.tracing.traced import ROWS, Traced, Values

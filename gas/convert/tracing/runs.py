@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric.nn.models import rev_gnn
 
-from gas.convert.module.kept import check_caches
+from gas.convert.module.caches import check_caches
 from gas.convert.module.state import CONSTANT, DRAWS, keep_attributes, random_states
 from gas.convert.values.edge_layers import InexactLayerError
 from gas.convert.values.known import FACTORIES, KnownProxy, record_call
@@ -64,7 +64,7 @@ class RandomBranches:
         return self._outcomes[position] if position < len(self._outcomes) else self._rest
 
 
-class _Draw:
+class _TracedRandom:
     """Stands in for a number between 0 and 1 in a trace, which is compared with a probability."""
 
     def __init__(self, decide: Callable[[float], bool]) -> None:
@@ -81,11 +81,11 @@ class _Draw:
 
     __le__, __ge__ = __lt__, __gt__
 
-    def item(self) -> _Draw:
+    def item(self) -> _TracedRandom:
         """Return the number."""
         return self
 
-    def __getitem__(self, key: Any) -> _Draw:
+    def __getitem__(self, key: Any) -> _TracedRandom:
         return self
 
     def _refuse(self, name: str = "") -> Any:
@@ -96,7 +96,7 @@ class _Draw:
 
 
 def _make_draw(function: Callable[..., Any], branches: RandomBranches) -> Callable[..., Any]:
-    """Make a function that draws random numbers; in a trace, a single one is a :class:`_Draw`."""
+    """Make a function that draws random numbers, a :class:`_TracedRandom` for one in a trace."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         given = args[0] if len(args) == 1 and isinstance(args[0], tuple | list) else args
@@ -105,7 +105,7 @@ def _make_draw(function: Callable[..., Any], branches: RandomBranches) -> Callab
         is_one = all(type(size) is int and size == 1 for size in sizes)
         if not is_one or "generator" in kwargs or not branches.are_recorded:
             return function(*args, **kwargs)
-        return _Draw(branches.decide)
+        return _TracedRandom(branches.decide)
 
     return draw
 
@@ -155,7 +155,7 @@ def _yield_once(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def answer_questions(branches: RandomBranches) -> Iterator[None]:
+def patch_for_tracing(branches: RandomBranches) -> Iterator[None]:
     """Let a traced module call ``isinstance``, create tensors of traced sizes, and checkpoint.
 
     ``isinstance`` is replaced, not the class of proxies, which functions in C would believe.

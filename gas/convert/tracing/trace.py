@@ -19,14 +19,14 @@ from torch_geometric.nn import MessagePassing
 from gas.convert.module.changes import check_change
 from gas.convert.module.inputs import Inputs
 from gas.convert.module.state import CONSTANT
-from gas.convert.tracing.runs import Runs, answer_questions, merge_random_branches
+from gas.convert.tracing.runs import Runs, merge_random_branches, patch_for_tracing
 from gas.convert.values.edge_layers import (
     UNROLLED,
     EdgeLayer,
     InexactLayerError,
-    Opened,
+    LayerTypes,
     is_of_user,
-    turn_layers,
+    set_forward_flow,
     unroll_layers,
 )
 from gas.convert.values.failures import explain_trace, find_line
@@ -57,7 +57,11 @@ class _Tracer(Tracer):
     proxy_buffer_attributes = True  # Their values may change.
 
     def __init__(
-        self, inputs: Inputs, known: KnownValues, opened: Opened, backward: Sequence[Module]
+        self,
+        inputs: Inputs,
+        known: KnownValues,
+        traced_types: LayerTypes,
+        backward: Sequence[Module],
     ) -> None:
         super().__init__()
         self._backward = backward
@@ -65,7 +69,7 @@ class _Tracer(Tracer):
         self._autocast = torch.is_autocast_enabled("cpu")
         self._without_gradient: set[Node] = set()
         self.traced_func_name = inputs.method
-        self._inputs, self._opened = inputs, opened
+        self._inputs, self._traced_types = inputs, traced_types
         self.failed = ""  # The submodule that can't be traced, if any.
 
     def call_module(self, m: Module, forward: Any, args: Any, kwargs: Any) -> Any:
@@ -161,7 +165,7 @@ class _Tracer(Tracer):
 
     def _opens(self, m: Module) -> bool:
         """Return whether a layer is followed up to its messages."""
-        return isinstance(m, (*UNROLLED, *self._opened))
+        return isinstance(m, (*UNROLLED, *self._traced_types))
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         kept = [
@@ -259,7 +263,7 @@ def _has_proxy(value: Any) -> bool:
 
 def trace(
     net: Module, inputs: Inputs, small: Sequence[Data], finish: Callable[[Module, Graph], None],
-    opened: Opened, caches: Sequence[str], computed: set[str],
+    traced_types: LayerTypes, caches: Sequence[str], computed: set[str],
 ) -> Graph:  # fmt: skip
     """Trace a module's method; ``training`` arguments become an input of that name.
 
@@ -270,7 +274,7 @@ def trace(
         inputs: Its arguments.
         small: Several small graphs, which provide them.
         finish: Changes the graph of each mode before they are merged.
-        opened: Types of layers that are followed up to ``propagate``.
+        traced_types: Types of layers that are followed up to ``propagate``.
         caches: The attributes that it computes in its first call alone.
         computed: Gets the names of the attributes of tensors that other values are computed of.
 
@@ -282,16 +286,20 @@ def trace(
     counts = [int(each.num_nodes or 0) for each in small]
     graphs: list[Graph] = []
 
-    backward = turn_layers(net, opened)
+    backward = set_forward_flow(net, traced_types)
 
     def make_tracer() -> _Tracer:
         known = KnownValues(net, samples, counts, inputs.edges)
-        return _Tracer(inputs, known, opened, backward)
+        return _Tracer(inputs, known, traced_types, backward)
 
     runs = Runs(net, make_tracer, finish, caches, computed)
     merge = functools.partial(ModeMerger, name, is_dropout=functools.partial(is_dropout, net))
     try:
-        with preserve_modes(net), unroll_layers(net, opened), answer_questions(runs.branches):
+        with (
+            preserve_modes(net),
+            unroll_layers(net, traced_types),
+            patch_for_tracing(runs.branches),
+        ):
             graphs.append(runs.run(True))
             found = runs.branches.found
             graphs.append(runs.run(False))

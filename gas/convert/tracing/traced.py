@@ -243,7 +243,7 @@ class Traced:
         self.added[name] = functools.partial(make, **options)
         self.net.add_module(name, self.added[name](self.net))
 
-    def exchange(self, node: Node, made: Node) -> None:
+    def replace_node(self, node: Node, made: Node) -> None:
         """Replace a node by another one, which gets its kind and values."""
         for known in (self.kinds, *self.records):
             if node in known:

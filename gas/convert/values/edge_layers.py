@@ -65,7 +65,7 @@ class Propagation(EdgeLayer):
             layer.flow = flow
 
 
-def bind(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+def bind_arguments(layer: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return the arguments of a layer's call, by the names of its parameters."""
     signature = inspect.signature(layer.forward)
     found = signature.bind(*args, **kwargs).arguments
@@ -89,14 +89,16 @@ class DirectionError(ValueError):
 
 # Layers that propagate several times without a transformation in between; unrolled into hops.
 UNROLLED = (pyg.APPNP, pyg.SGConv, pyg.SSGConv, pyg.TAGConv)
-Opened = tuple[type[MessagePassing], ...]
+LayerTypes = tuple[type[MessagePassing], ...]
 DROP = "drops_edges"  # What a layer's node notes: the call, its probability, and if weights drop.
 
 
-def find_dubious(net: Module, opened: Opened) -> list[type[MessagePassing]]:
+def find_layout_sensitive_types(
+    net: Module, traced_types: LayerTypes
+) -> list[type[MessagePassing]]:
     """Find the types of layers that may treat a matrix, or turned edges, in their own way."""
     dubious = [
-        type(layer) for layer in _whole_layers(net, opened)
+        type(layer) for layer in _whole_layers(net, traced_types)
         if layer.flow != FORWARD
         or (is_of_user(layer) and "SparseTensor" in type(layer).forward.__code__.co_names)
     ]  # fmt: skip
@@ -108,18 +110,18 @@ def is_of_user(layer: Module) -> bool:
     return not type(layer).__module__.startswith(("torch_geometric.", "gas."))
 
 
-def _whole_layers(net: Module, opened: Opened) -> list[Any]:
+def _whole_layers(net: Module, traced_types: LayerTypes) -> list[Any]:
     layers = [each for each in net.modules() if isinstance(each, MessagePassing)]
-    return [each for each in layers if not isinstance(each, (*UNROLLED, *opened))]
+    return [each for each in layers if not isinstance(each, (*UNROLLED, *traced_types))]
 
 
-def turn_layers(net: Module, opened: Opened) -> list[Any]:
-    """Change the direction of layers that pass messages to ``edge_index[0]``.
+def set_forward_flow(net: Module, traced_types: LayerTypes) -> list[Any]:
+    """Set the usual ``flow`` of layers that pass messages to ``edge_index[0]``.
 
     Returns:
-        These layers, which aren't opened. They are given ``edge_index.flip(0)``.
+        These layers, which aren't traced. They are given ``edge_index.flip(0)``.
     """
-    found = [layer for layer in _whole_layers(net, opened) if layer.flow != FORWARD]
+    found = [layer for layer in _whole_layers(net, traced_types) if layer.flow != FORWARD]
     for layer in found:
         layer.flow = FORWARD
     return found
@@ -182,9 +184,9 @@ def _find_size_rows(size: Any) -> Any:
 
 
 @contextlib.contextmanager
-def unroll_layers(net: Module, opened: Opened) -> Iterator[None]:
+def unroll_layers(net: Module, traced_types: LayerTypes) -> Iterator[None]:
     """Call a separate layer for every hop of the unrolled layers, in this context."""
-    layers = [layer for layer in net.modules() if isinstance(layer, (*UNROLLED, *opened))]
+    layers = [layer for layer in net.modules() if isinstance(layer, (*UNROLLED, *traced_types))]
     for layer in layers:
         object.__setattr__(layer, "propagate", Hops(layer))
     try:

@@ -133,7 +133,7 @@ def describe_hooks(net: Module) -> str:
     return ""
 
 
-def find_lacking(error: Exception, graph: Any) -> str:
+def explain_missing_attribute(error: Exception, graph: Any) -> str:
     """Return the cure for an attribute that a module needs and the graph lacks, or ""."""
     read = [] if graph is None else sorted(graph.read)
     for name in [key for key in read if key not in graph and not hasattr(Data, key)]:

@@ -16,7 +16,7 @@ from torch_geometric.utils import scatter, segment
 from gas.convert.values.modes import copy_function, replace_functions
 
 
-class Unread:
+class UnreadablePlaceholder:
     """A placeholder that may be passed on; reading it raises an error with a given text."""
 
     def __init__(self, text: str) -> None:
@@ -33,7 +33,7 @@ class Unread:
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse
 
 
-class AttentionWeights(Unread):
+class AttentionWeights(UnreadablePlaceholder):
     """The edges and attention weights that a layer returns besides its rows."""
 
     def __init__(self, name: str) -> None:
@@ -50,7 +50,7 @@ class AttentionWeights(Unread):
         return self
 
 
-class RowPointers(Unread):
+class RowPointers(UnreadablePlaceholder):
     """Positions at which the entries of each row of a sparse matrix begin.
 
     Args:

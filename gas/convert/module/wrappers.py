@@ -23,24 +23,24 @@ from gas.convert.module.arguments import (
 )
 
 
-class LayerAlone(Module):
-    """Wrapper that calls a single layer, its child ``encoder``."""
+class EncoderWrapper(Module):
+    """Wrapper that calls a layer or a module, its child ``encoder``."""
 
     def __init__(self, layer: Module) -> None:
         super().__init__()
         self.encoder, self.training = layer, layer.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the layer."""
+        """Call the child."""
         return self.encoder(*args, **kwargs)
 
 
 def wrap_layer(layer: Module) -> Module:
     """Wrap a single layer into a module whose class has the same name."""
-    return type(type(layer).__name__, (LayerAlone,), {})(layer)
+    return type(type(layer).__name__, (EncoderWrapper,), {})(layer)
 
 
-def make_forward(kind: type[LayerAlone], parameters: Sequence[inspect.Parameter]) -> Any:
+def make_forward(kind: type[EncoderWrapper], parameters: Sequence[inspect.Parameter]) -> Any:
     """Return a ``forward`` with these parameters that calls that of ``kind`` by keywords."""
 
     def forward(self: Any, **values: Any) -> Any:
@@ -53,7 +53,7 @@ def make_forward(kind: type[LayerAlone], parameters: Sequence[inspect.Parameter]
     return forward
 
 
-class _ReadsGlobal(LayerAlone):
+class _GlobalGraphWrapper(EncoderWrapper):
     """Wrapper that takes the graph, and sets the global variable from which a module reads it."""
 
     _variable = ""
@@ -68,7 +68,7 @@ class _ReadsGlobal(LayerAlone):
             variables[self._variable] = before
 
 
-class _KeepsGraph(LayerAlone):
+class _KeptGraphWrapper(EncoderWrapper):
     """Wrapper that takes the graph or its tensors, and sets the attributes that keep them."""
 
     places: tuple[tuple[str, str, str], ...] = ()
@@ -99,14 +99,14 @@ def wrap_kept_graph(net: Module, data: Data) -> Module:
     returned as they are.
     """
     code = getattr(type(net).forward, "__code__", None)
-    if code is None or isinstance(net, LayerAlone):
+    if code is None or isinstance(net, EncoderWrapper):
         return net
     named = {} if code.co_argcount + code.co_kwonlyargcount == 1 else parameters(net, "forward")
     takes_others = bool(code.co_flags & (CO_VARARGS | CO_VARKEYWORDS))
     if takes_others and named:
         return net
     if not takes_others and not named and (variable := _find_global(type(net).forward)):
-        return type(type(net).__name__, (_ReadsGlobal,), {"_variable": variable})(net)
+        return type(type(net).__name__, (_GlobalGraphWrapper,), {"_variable": variable})(net)
     kept = [*_find_attributes(net)]
     places = [("data", of, key) for of, key, value in kept if isinstance(value, Data)]
     if named or len(places) != 1:
@@ -121,12 +121,12 @@ def wrap_kept_graph(net: Module, data: Data) -> Module:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     given = {key: inspect.Parameter(key, kind, default=named[key]) for key in named}
     given |= {key: inspect.Parameter(key, kind) for key, _, _ in places}
-    forward = make_forward(_KeepsGraph, [*given.values()])
+    forward = make_forward(_KeptGraphWrapper, [*given.values()])
     members = {"places": tuple(places), "forward": forward}
-    return type(type(net).__name__, (_KeepsGraph,), members)(net)
+    return type(type(net).__name__, (_KeptGraphWrapper,), members)(net)
 
 
-class _Renames(LayerAlone):
+class _RenamedEdgesWrapper(EncoderWrapper):
     """Wrapper that takes the edges as ``edge_index`` or ``adj_t``, and passes them as ``name``."""
 
     edges = name = ""
@@ -157,8 +157,12 @@ def wrap_edges_by_other_names(net: Module, data: Data) -> Module:
         inspect.Parameter(edges[0] if name in found else name, kind, default=default)
         for name, default in named.items()
     ]
-    members = {"edges": edges[0], "name": found[0], "forward": make_forward(_Renames, given)}
-    return type(type(net).__name__, (_Renames,), members)(net)
+    members = {
+        "edges": edges[0],
+        "name": found[0],
+        "forward": make_forward(_RenamedEdgesWrapper, given),
+    }
+    return type(type(net).__name__, (_RenamedEdgesWrapper,), members)(net)
 
 
 def _find_global(forward: Any) -> str:

@@ -473,7 +473,9 @@ def test_a_global_that_was_filled_is_refused_with_its_cure(kind):
     try:
         net(data.x, data.edge_index)
         cure = "convert the module before its first call, or reset what forward computes"
-        with pytest.raises(ValueError, match=f"test_kept:KEPT' keeps rows of all nodes .*: {cure}"):
+        with pytest.raises(
+            ValueError, match=f"test_caches:KEPT' keeps rows of all nodes .*: {cure}"
+        ):
             gas.to_scalable(net, data)
         KEPT.clear()
         gas.to_scalable(net, data)

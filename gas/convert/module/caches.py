@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_leaves
 from torch_geometric.nn import MessagePassing
 from torch_geometric.typing import SparseTensor
 
-from gas.convert.module.changes import given_parameters, with_noise
+from gas.convert.module.changes import swap_parameters, with_noise
 from gas.convert.module.state import (
     ATTRIBUTES_OF_TORCH,
     CONSTANT,
+    custom_modules,
     find_namespace,
     keep_attributes,
-    own_modules,
 )
 from gas.convert.values.failures import describe_error
 from gas.convert.values.known import is_about_shape, is_close, walk_back
@@ -45,7 +45,7 @@ def find_filled(net: Module, size: int, call: Callable[[Module], Any]) -> dict[s
     """
     names = [
         f"{prefix}.{key}".lstrip(".")
-        for prefix, module in own_modules(net)
+        for prefix, module in custom_modules(net)
         for key, value in vars(module).items()
         if size <= MOST_ROWS and key not in ATTRIBUTES_OF_TORCH
         and any(max(each.shape) >= size for each in find_rows(value))
@@ -142,7 +142,7 @@ def find_caches(net: Module, call: Callable[[Any], Any], graphs: Sequence[Any]) 
     read, changed = find_read(net, call, first, second, noisy)
     if not read:  # What it keeps, it never reads.
         return []
-    if not _gives(net, call, first, first):
+    if not _is_call_independent(net, call, first, first):
         raise memory_error(net, read[0], changed[read[0]])
     with keep_attributes(net):
         call(first)
@@ -162,13 +162,13 @@ def find_read(
     """
     with keep_attributes(net) as changed:
         call(first)
-    if not changed or _gives(net, call, first, second, noisy=noisy):
+    if not changed or _is_call_independent(net, call, first, second, noisy=noisy):
         return [], changed
-    read = [key for key in changed if _gives(net, call, first, second, key, noisy)]
+    read = [key for key in changed if _is_call_independent(net, call, first, second, key, noisy)]
     return read or [*changed], changed
 
 
-def _gives(
+def _is_call_independent(
     net: Module, call: Callable[[Any], Any], first: Any, second: Any, without: str = "",
     noisy: Mapping[Tensor, Tensor] | None = None,
 ) -> bool:  # fmt: skip
@@ -189,12 +189,12 @@ def _gives(
                 values[key] = before
             else:
                 values.pop(key, None)
-            with given_parameters(noisy or {}):
+            with swap_parameters(noisy or {}):
                 found = call(second)
         except Exception:  # It may raise anything for a graph of another size.
             return False
     # Afterwards: statistics of norms are those of the first call.
-    with keep_attributes(net), given_parameters(noisy or {}):
+    with keep_attributes(net), swap_parameters(noisy or {}):
         return is_close(found, call(second))
 
 
@@ -202,7 +202,7 @@ def _find_numbers(net: Module) -> list[tuple[dict[str, Any], str, float]]:
     """Find the numbers among the attributes of a module and its parts, such as counters."""
     return [
         (vars(module), key, value)
-        for _, module in own_modules(net)
+        for _, module in custom_modules(net)
         for key, value in vars(module).items()
         if type(value) in (int, float)
     ]
@@ -245,7 +245,7 @@ def check_caches(net: Module, caches: Sequence[str], changed: dict[str, Any]) ->
             parts = (leaf.row, leaf.value) if isinstance(leaf, TracedMatrix) else (leaf,)
             for part in parts:
                 nodes = walk_back(part.node, is_about_shape) if isinstance(part, Proxy) else []
-                for found in [each for each in nodes if _is_other(net, each)][:1]:
+                for found in [each for each in nodes if _reads_more_than_graph(net, each)][:1]:
                     of = getattr(found.target, "__name__", found.target)
                     raise ValueError(
                         f"'{name}' is computed in the first call, of '{of}', which "
@@ -254,7 +254,7 @@ def check_caches(net: Module, caches: Sequence[str], changed: dict[str, Any]) ->
                     )
 
 
-def _is_other(net: Module, node: Node) -> bool:
+def _reads_more_than_graph(net: Module, node: Node) -> bool:
     """Return whether a node reads parameters, modules or random numbers, not the graph alone."""
     if is_about_shape(node):
         return False
