@@ -71,7 +71,8 @@ _BY_PLACE = {
     ("gas.training", "gas.training"): (
         "Predicted=Predictions diverged=divergence_error give_back_freed=release_freed_memory "
         "keep_little_freed=limit_freed_memory known_targets=known_target_mask "
-        "name_not_finite=find_nonfinite_tensor twin_with_histories=clone_with_histories"
+        "name_not_finite=find_nonfinite_tensor Shape=BatchShape "
+        "twin_with_histories=clone_with_histories"
     ),
     ("gas.training.freed", "gas.training"): (
         "give_back_freed=release_freed_memory keep_little_freed=limit_freed_memory"
@@ -92,6 +93,7 @@ _MODULES = {
     "gas.augment.rules": "gas.contrib.rules",
     "gas.history.rocks": "gas.contrib.rocks",
     "gas.training.simulator": "gas.contrib.simulation",
+    "gas.training.choice": "gas.training.candidates",
     "gas.training.checkpoints": "gas.cli.checkpoints",
     "gas.training.experiment": "gas.cli.experiment",
     "gas.training.freed": "gas.training.measure",

@@ -3,7 +3,7 @@
 from gas.native import share_cores
 from gas.scalable import activation_bytes
 from gas.training.callbacks import Callback, MetricLogger
-from gas.training.choice import Candidate, Plan, align_columns
+from gas.training.candidates import Candidate, Plan, align_columns
 from gas.training.cost import Linear
 from gas.training.epochs import run_epochs
 from gas.training.evaluation import Predictions, evaluate, prediction_columns, predictions
@@ -12,8 +12,8 @@ from gas.training.full_batch import FullBatch, fits_one_batch
 from gas.training.links import compute_hits, compute_mrr, link_loss, rank_links
 from gas.training.loop import train_epoch
 from gas.training.measure import (
+    BatchShape,
     MemoryAccount,
-    Shape,
     batch_bytes,
     clone_with_histories,
     gradients,
@@ -59,7 +59,7 @@ __all__ = [
     "Profile",
     "Progress",
     "Run",
-    "Shape",
+    "BatchShape",
     "activation_bytes",
     "align_columns",
     "baseline",

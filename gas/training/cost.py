@@ -16,11 +16,11 @@ from gas.history import Codec, StoreFactory
 from gas.loader import CACHE_BYTES, SubData, SubgraphLoader, iter_tensors
 from gas.native import LARGE_BYTES, MOST_IDLE_BYTES, resident_bytes
 from gas.scalable import ScalableGNN
-from gas.training.choice import FREED, Candidate
+from gas.training.candidates import FREED, Candidate
 from gas.training.measure import (
     BatchCosts,
+    BatchShape,
     MemoryAccount,
-    Shape,
     optimizer_seconds,
     release_freed_memory,
 )
@@ -30,10 +30,10 @@ EDGES_AT_ONCE = 1 << 22  # Edges that are counted together.
 EPOCHS = 5  # The largest mini-batch is that of this many epochs of random ones.
 
 Store = str | StoreFactory | None
-Way = tuple[int, int, int]  # Parts, parts per mini-batch, mini-batches per step.
+Batching = tuple[int, int, int]  # Parts, parts per mini-batch, mini-batches per step.
 
 
-class Sample:
+class BatchSample:
     """Sample the mini-batches of a graph for several numbers of parts.
 
     The graph is cut into ``finest`` parts. For fewer parts, these are grouped by partitioning the
@@ -62,10 +62,10 @@ class Sample:
         )
         self.num_edges = int(self.loader.degree.sum())
         self._edges = self.loader.edges_per_part()
-        self._between = self._edges_between()
+        self._edge_counts = self._count_edges()
         self._groups: dict[int, list[Tensor]] = {}
 
-    def _edges_between(self) -> Tensor:
+    def _count_edges(self) -> Tensor:
         """Count the edges from each part to each, of shape ``[finest, finest]``."""
         part = torch.repeat_interleave(self.graph.parts.diff())
         relabel, size = self.loader._relabel, self.finest**2
@@ -82,15 +82,15 @@ class Sample:
         relabel = self.loader._relabel
         yield from iter_tensors(self.graph)
         yield from (t for t in (relabel.rowptr, relabel.e_id, relabel.weight) if t is not None)
-        yield from (relabel.col, self._between, *self.loader.feature_sums.tensors())
+        yield from (relabel.col, self._edge_counts, *self.loader.feature_sums.tensors())
 
     def groups(self, num_parts: int) -> list[Tensor]:
         """Group the finest parts into fewer ones; return the finest parts of each."""
         if num_parts == self.finest:
             return list(torch.arange(num_parts).split(1))
         if num_parts not in self._groups:
-            dst, src = self._between.nonzero().t()
-            weight = self._between[dst, src]
+            dst, src = self._edge_counts.nonzero().t()
+            weight = self._edge_counts[dst, src]
             method, known = ("random", None) if self._method == "random" else ("metis", weight)
             options = PartitionOptions(method=method, seed=self._seed, cache=False, log=False)
             edges = Edges(src, dst, None, self.finest)
@@ -116,11 +116,13 @@ class Sample:
             if parts.numel() == batch_size or len(order) == 1
         ]
 
-    def estimate_batch_sizes(self, num_parts: int, batch_size: int) -> tuple[Shape, Shape]:
+    def estimate_batch_sizes(
+        self, num_parts: int, batch_size: int
+    ) -> tuple[BatchShape, BatchShape]:
         """Estimate the size of the mean mini-batch, and of the largest in some epochs."""
         batch_size = min(batch_size, num_parts)
         number = math.ceil(num_parts / batch_size)
-        found = [Shape.of(b) for b in self.batches(num_parts, batch_size, MOST_SAMPLED)]
+        found = [BatchShape.of(b) for b in self.batches(num_parts, batch_size, MOST_SAMPLED)]
         own, halo = (torch.tensor([float(s[i]) for s in found]) for i in (0, 1))
         ratio = float(halo.sum() / own.sum().clamp(min=1))
         mean = self.num_nodes / number
@@ -133,9 +135,11 @@ class Sample:
             spread = float(edges.std()) * math.sqrt(batch_size * (1 - batch_size / num_parts))
             beyond = math.sqrt(2 * math.log(max(2, number * EPOCHS)))
             most = min(float(edges.mean()) * batch_size + beyond * spread, self.num_edges)
-        average = Shape(mean, min(ratio * mean, self.num_nodes - mean), self.num_edges / number)
+        average = BatchShape(
+            mean, min(ratio * mean, self.num_nodes - mean), self.num_edges / number
+        )
         rest = self.num_nodes - mean
-        largest = Shape(
+        largest = BatchShape(
             max(mean, float(own.max())), min(max(average.halo, float(halo.max())), rest), most
         )
         return average, largest
@@ -153,7 +157,7 @@ class Linear:
     """
 
     def __init__(
-        self, shapes: Sequence[Shape], values: Sequence[float], halo_is_cheaper: bool = False
+        self, shapes: Sequence[BatchShape], values: Sequence[float], halo_is_cheaper: bool = False
     ) -> None:
         rows = torch.tensor([[1.0, *shape] for shape in shapes], dtype=torch.double)
         if halo_is_cheaper:
@@ -164,7 +168,7 @@ class Linear:
         if halo_is_cheaper:
             self.coefficients[1] += self.coefficients[2]
 
-    def __call__(self, shape: Shape) -> float:
+    def __call__(self, shape: BatchShape) -> float:
         """Return the value for a size."""
         one, own, halo, edges = self.coefficients.tolist()
         return one + own * shape.own + halo * shape.halo + edges * shape.edges
@@ -196,7 +200,7 @@ class Predictor:
         self,
         measured: Sequence[BatchCosts],
         data: Data,
-        sample: Sample,
+        sample: BatchSample,
         model: ScalableGNN,
         evaluation: str,
         keep_graph: bool,
@@ -211,7 +215,7 @@ class Predictor:
         self._step = fit(lambda one: one.step, halo_is_cheaper=True)
         self._batch = fit(lambda one: one.training.batch)
         self._untrained = fit(lambda one: one.evaluation.batch)  # Without transposes.
-        self._between = fit(lambda one: one.between)
+        self._cached_bytes = fit(lambda one: one.cached_bytes)
         self._kept = fit(lambda one: one.training.kept)
         self._peak = fit(lambda one: one.training.peak)
         self._evaluated = fit(lambda one: one.evaluation.peak)
@@ -219,14 +223,14 @@ class Predictor:
         self._row_bytes = 4 * max(widths, default=0)
         self._out_bytes = measured[0].training.out / max(measured[0].shape.own, 1)
         self._model, self._evaluation, self._sets = model, evaluation, sets
-        self._graph = Shape(sample.num_nodes, 0, sample.num_edges)
+        self._graph = BatchShape(sample.num_nodes, 0, sample.num_edges)
         self._constant = self._constant_bytes(data, sample, keep_graph)
         self._per_step = optimizer_seconds(model)
 
     def __call__(
         self,
-        way: Way,
-        shapes: tuple[Shape, Shape],
+        batching: Batching,
+        shapes: tuple[BatchShape, BatchShape],
         codec: Codec,
         store: Store,
         extra: tuple[float, float] = (0.0, 0.0),
@@ -236,18 +240,18 @@ class Predictor:
         Histories of this codec and store take ``extra`` seconds and bytes per row, compared with
         those that were measured.
         """
-        (num_parts, batch_size, micro), (mean, largest) = way, shapes
+        (num_parts, batch_size, micro), (mean, largest) = batching, shapes
         number = math.ceil(num_parts / batch_size)
-        between = number * self._between(mean)
+        cached_bytes = number * self._cached_bytes(mean)
         components = dict(self._constant)
         is_whole = num_parts == 1
         if is_whole:
             components["full batch"] = self._whole_bytes(components["features"])
         elif batch_size == 1:
-            components["kept batches"] = int(min(between, CACHE_BYTES))
+            components["kept batches"] = int(min(cached_bytes, CACHE_BYTES))
         components |= self._history_bytes(codec, store)
         components |= self._batch_bytes(largest, extra[1], is_whole)
-        is_kept = num_parts == 1 or (batch_size == 1 and between <= CACHE_BYTES)
+        is_kept = num_parts == 1 or (batch_size == 1 and cached_bytes <= CACHE_BYTES)
         seconds = self._step(mean) + (0 if is_kept else self._cut(mean))
         seconds += extra[0] * (mean.own + mean.halo)
         return Candidate(
@@ -274,7 +278,7 @@ class Predictor:
         """Predict the bytes of the graph as one batch, which has a copy of the features."""
         return int(self._untrained(self._graph)) + features
 
-    def _batch_bytes(self, largest: Shape, per_row: float, is_whole: bool) -> dict[str, int]:
+    def _batch_bytes(self, largest: BatchShape, per_row: float, is_whole: bool) -> dict[str, int]:
         """Predict the bytes of the largest mini-batch, or of evaluation, if that is more.
 
         The graph as one batch is the same in every epoch; training adds its transposes.
@@ -304,7 +308,7 @@ class Predictor:
             "freed, not given back": int(freed),
         }
 
-    def _constant_bytes(self, data: Data, sample: Sample, keep_graph: bool) -> dict[str, int]:
+    def _constant_bytes(self, data: Data, sample: BatchSample, keep_graph: bool) -> dict[str, int]:
         """Count the bytes that are held during all of the training, for any number of parts."""
         model, now, account = self._model, MemoryAccount(), MemoryAccount()
         now.enter("given", iter_tensors(data))
@@ -329,7 +333,7 @@ class Predictor:
         return account.held
 
 
-def bound_bytes(model: ScalableGNN, codec: Codec, known: BatchCosts, shape: Shape) -> float:
+def bound_bytes(model: ScalableGNN, codec: Codec, known: BatchCosts, shape: BatchShape) -> float:
     """Bound the bytes of measuring a mini-batch by the measured bytes of a smaller one."""
     rows = known.shape.own + known.shape.halo
     histories = rows * sum(codec.row_bytes(one.embedding_dim) for one in model.histories)

@@ -20,10 +20,10 @@ from gas.training.callbacks import Callback, CallbackList, check_metrics
 from gas.training.epochs import run_epochs
 from gas.training.full_batch import FullBatch, make_full_batch
 from gas.training.loop import (
+    check_homogeneous,
     check_loader,
     check_options,
     check_trainable,
-    refuse_types,
     train_epoch,
 )
 from gas.training.metrics import (
@@ -215,7 +215,7 @@ def _check(
     options: dict[str, Any],
 ) -> tuple[dict[str, Any], int]:
     """Refuse unusable arguments; return the options of :func:`train_epoch`, and ``warm_up``."""
-    refuse_types(model)
+    check_homogeneous(model)
     if not isinstance(getattr(model, "_orig_mod", model), ScalableGNN):  # Also a compiled one.
         raise ValueError(
             f"'model' is a {type(model).__name__}, expected a gas.ScalableGNN of a homogeneous "

@@ -138,7 +138,7 @@ def train_epoch(
             if minimised is not None:
                 if stops_at_once and not math.isfinite(value := minimised.detach().item()):
                     raise divergence_error(done.epoch, number, value)
-                _weigh(minimised, count, micro_batches, per_step).backward()
+                _weigh_loss(minimised, count, micro_batches, per_step).backward()
             if number % micro_batches and not (isinstance(loader, Sized) and number >= len(loader)):
                 continue
             if of_step > 0 or (ranks is not None and ranks.has_labels):
@@ -175,7 +175,7 @@ def _count_step(done: Progress, number: int, on_step: Callable[[], None] | None)
         on_step()
 
 
-def _weigh(loss: Tensor, count: int, micro_batches: int, per_step: float | None) -> Tensor:
+def _weigh_loss(loss: Tensor, count: int, micro_batches: int, per_step: float | None) -> Tensor:
     """Weigh the loss of a batch by its labelled nodes, for micro-batches and ``scale_loss``."""
     if count > 0 and micro_batches > 1:
         return loss * count  # _take_step divides by the labelled nodes of all.
@@ -259,7 +259,7 @@ def check_loader(loader: Any, loss_fn: Any, view_loss: Any) -> None:
         )
 
 
-def refuse_types(model: object) -> None:
+def check_homogeneous(model: object) -> None:
     """Refuse a model for heterogeneous graphs, for which a node type would have to be chosen."""
     if isinstance(model, HeteroModel):
         raise ValueError(
@@ -281,7 +281,7 @@ def check_trainable(model: torch.nn.Module, optimizer: torch.optim.Optimizer) ->
             f"'model' is a {type(model).__name__}, expected a model with histories: convert it, "
             "gas.to_scalable(net, data)"
         )
-    refuse_types(model)
+    check_homogeneous(model)
     if not hasattr(optimizer, "param_groups"):
         raise ValueError(
             f"'optimizer' is a {type(optimizer).__name__}, expected a torch.optim.Optimizer"
@@ -363,12 +363,10 @@ def _train_mask(
     mask = data.get("train_mask") if isinstance(data, Data) else None
     if not isinstance(mask, Tensor) or mask.device.type != "cpu":
         return None
-    return _leave_out_ignored(split_mask(mask, split), cast(Data, data).y, loss_fn, sampler)
+    return _exclude_ignored(split_mask(mask, split), cast(Data, data).y, loss_fn, sampler)
 
 
-def _leave_out_ignored(
-    mask: Tensor, y: Tensor, loss_fn: Any, sampler: PartSampler | None
-) -> Tensor:
+def _exclude_ignored(mask: Tensor, y: Tensor, loss_fn: Any, sampler: PartSampler | None) -> Tensor:
     """Return a mask of nodes without those that the loss ignores, which a sampler doesn't know."""
     if sampler is not None or y.dim() != 1 or ignored_class(loss_fn) is None:
         return mask
@@ -403,7 +401,7 @@ def _loss_weights_of(
             "pass a SubgraphLoader"
         )
     steps = max(1, math.ceil(len(inner) / micro_batches))
-    mask = _leave_out_ignored(split_mask(data.train_mask, split), data.y, loss_fn, sampler)
+    mask = _exclude_ignored(split_mask(data.train_mask, split), data.y, loss_fn, sampler)
     return sampler, int(mask.sum()) / steps
 
 
@@ -494,7 +492,7 @@ class Objective:
         if own.device.type != "cpu" and self.mask is not None and nodes.device == self.mask.device:
             return self.mask[nodes].nonzero().view(-1)
         mask, y = split_mask(own, self.split), batch.data.y[: batch.batch_size]
-        return _leave_out_ignored(mask, y, self.loss_fn, self.sampler).nonzero().view(-1)
+        return _exclude_ignored(mask, y, self.loss_fn, self.sampler).nonzero().view(-1)
 
     def _forward(self, batch: SubData, has_views: bool) -> tuple[Tensor, ...]:
         """Compute the outputs of the in-batch nodes, for the batch itself and then its views."""

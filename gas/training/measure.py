@@ -33,7 +33,7 @@ LARGE_BLOCK = 1 << 20  # Freed blocks of this size or more go back to the system
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # From GNU's malloc.h.
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """The size of a mini-batch: in-batch nodes, halo nodes, edges."""
 
     own: float
@@ -41,13 +41,13 @@ class Shape(NamedTuple):
     edges: float
 
     @staticmethod
-    def of(batch: SubData) -> Shape:
+    def of(batch: SubData) -> BatchShape:
         """Return the size of a batch."""
         own = batch.batch_size
-        return Shape(own, batch.n_id.numel() - own, batch.data.e_id.numel())
+        return BatchShape(own, batch.n_id.numel() - own, batch.data.e_id.numel())
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveTensorBytes(TorchDispatchMode):
     """Count the bytes of the tensors that operators create in this context, forward and backward.
 
     * ``now``: the bytes of live tensors; ``peak``: the maximum of ``now``.
@@ -133,7 +133,7 @@ def batch_bytes(model: ScalableGNN, batch: SubData, training: bool = True) -> Ba
     with contextlib.ExitStack() as stack:
         stack.enter_context(preserve_state(model))
         stack.enter_context(torch.set_grad_enabled(training))
-        live = stack.enter_context(LiveBytes())
+        live = stack.enter_context(LiveTensorBytes())
         model.train(training)
         with saved:
             outs = run_forward(model, batch)
@@ -178,15 +178,15 @@ class BatchCosts:
     * ``cut``: seconds to cut it from the graph; ``step``: seconds to run it forward and backward,
       transfers of histories and the correction of stale rows included;
     * ``training``, ``evaluation``: its bytes with and without gradient;
-    * ``between``: the bytes of the batch in a loader's cache.
+    * ``cached_bytes``: those of the batch in a loader's cache.
     """
 
-    shape: Shape
+    shape: BatchShape
     cut: float
     step: float
     training: BatchBytes
     evaluation: BatchBytes
-    between: int
+    cached_bytes: int
 
 
 def measure(
@@ -211,7 +211,7 @@ def measure(
         evaluation = batch_bytes(clone, renumber(cut()), training=False)
         batch = renumber(cut())
         training = batch_bytes(clone, batch)
-        between = training.batch - _row_bytes(batch)
+        cached_bytes = training.batch - _row_bytes(batch)
         del batch
         clone.io = io
         cuts: list[float] = []
@@ -231,12 +231,12 @@ def measure(
                 steps.append(time.perf_counter() - start)
                 del batch, outs
     return BatchCosts(
-        Shape.of(first),
+        BatchShape.of(first),
         _median_of_later_half(cuts),
         _median_of_later_half(steps),
         training,
         evaluation,
-        between,
+        cached_bytes,
     )
 
 

@@ -22,7 +22,7 @@ def is_real(y: Tensor) -> bool:
     return y.is_floating_point() and (y.dim() == 1 or y.size(1) == 1)
 
 
-def holds_labels(y: Tensor) -> bool:
+def is_binary_or_integer(y: Tensor) -> bool:
     """Return whether targets of shape ``[N, C]`` are labels: integers, or 0, 1 and NaN."""
     return not y.is_floating_point() or bool(((y == 0) | (y == 1) | y.isnan()).all())
 
@@ -67,7 +67,7 @@ def metric_of(y: Tensor) -> str:
     ``[N, C]``, and the coefficient of determination for real numbers of shape ``[N]`` or
     ``[N, C]``. Floating-point targets of shape ``[N, C]`` are labels if each is 0, 1 or NaN.
     """
-    if is_real(y) or (y.dim() == 2 and not holds_labels(y)):
+    if is_real(y) or (y.dim() == 2 and not is_binary_or_integer(y)):
         return "r2"
     return "micro_f1" if y.dim() == 2 else "accuracy"
 
@@ -105,7 +105,7 @@ def check_metric(metric: str | None, y: Tensor, num_outputs: int) -> None:
     """
     fits: tuple[str, ...]
     if is_real(y):
-        kind, fits = "real numbers", ("r2", "roc_auc")[: 1 + holds_labels(y)]
+        kind, fits = "real numbers", ("r2", "roc_auc")[: 1 + is_binary_or_integer(y)]
     elif y.dim() == 2 and y.size(1) > 1:
         kind, fits = f"{num_outputs} labels per node", ("micro_f1", "r2")
     elif num_outputs > 2:
@@ -133,7 +133,7 @@ def check_usual_loss(y: Tensor) -> None:
     Raises:
         ValueError: Naming a loss for them.
     """
-    if y.dim() == 2 and y.size(1) > 1 and not holds_labels(y):
+    if y.dim() == 2 and y.size(1) > 1 and not is_binary_or_integer(y):
         raise ValueError(
             f"'y' holds real numbers of shape {list(y.shape)}, and the usual loss takes columns "
             "for labels, 0 or 1: pass a loss, such as loss=torch.nn.functional.mse_loss"

@@ -26,10 +26,10 @@ from gas.native import (
     resident_kinds,
 )
 from gas.scalable import ScalableGNN, activation_bytes
-from gas.training.choice import Candidate, Plan, choose_candidate, make_plan, no_fit_error
-from gas.training.cost import Predictor, Sample, Store, Way, bound_bytes
+from gas.training.candidates import Candidate, Plan, choose_candidate, make_plan, no_fit_error
+from gas.training.cost import Batching, BatchSample, Predictor, Store, bound_bytes
 from gas.training.full_batch import fits_one_batch
-from gas.training.measure import BatchCosts, Shape, measure, release_freed_memory
+from gas.training.measure import BatchCosts, BatchShape, measure, release_freed_memory
 
 LEVELS = 4  # Numbers of mini-batches per epoch for which some are measured.
 MOST_MEASURED_EDGES = 3_000_000  # Most edges of a mini-batch that is measured.
@@ -129,11 +129,11 @@ def plan(
     is_small = fits_one_batch(data.num_nodes, data.num_edges)
     evaluation = evaluation or ("full" if is_small else "layerwise")
     codecs, stores = _codecs(model, dtype), _stores(model, store)
-    ways = find_ways(data.num_nodes, num_parts, batch_size, steps)
-    finest = max(way[0] for way in ways)
-    sample = Sample(data, model, finest, layout, edge_weight, method, seed, cache, log)
+    batchings = list_batchings(data.num_nodes, num_parts, batch_size, steps)
+    finest = max(batching[0] for batching in batchings)
+    sample = BatchSample(data, model, finest, layout, edge_weight, method, seed, cache, log)
     with report_progress("Planning", log=log):  # Predictions take little time.
-        shapes = {way: sample.estimate_batch_sizes(*way[:2]) for way in ways}
+        shapes = {batching: sample.estimate_batch_sizes(*batching[:2]) for batching in batchings}
         pairs = _choose_pairs(shapes)
         measured = _measure_all(model, sample, pairs, codecs[0], stores[0], limit)
     costs, sets = list(measured.values()), 1 + evaluate_apart
@@ -157,7 +157,7 @@ def plan(
         found: list[Candidate] = []
         for place in stores:
             more = measure_extra(codec, place)
-            found += [predictor(way, shapes[way], codec, place, more) for way in ways]
+            found += [predictor(each, shapes[each], codec, place, more) for each in batchings]
             if all(one.peak_bytes <= limit for one in found):
                 break  # The disk is no faster.
         seen += [_add_release_time(one, limit) for one in found]
@@ -245,33 +245,33 @@ def _check_arguments(
     return limit
 
 
-def find_ways(
+def list_batchings(
     num_nodes: int, num_parts: int | None, batch_size: int | None, steps: int | None
-) -> list[Way]:
+) -> list[Batching]:
     """Return ways to cut a graph so that an epoch has ``steps`` steps of equal size.
 
     Without ``steps``, an epoch has any power of two; one step is a full batch.
     """
     if steps is not None or (num_parts is not None and batch_size is not None):
-        return list(_find_ways(num_nodes, num_parts, batch_size, steps or 1))
+        return list(_iter_batchings(num_nodes, num_parts, batch_size, steps or 1))
     most = min(MOST_PARTS, max(1, num_nodes // LEAST_MIXED))
-    ways: list[Way] = []
+    batchings: list[Batching] = []
     for number in (2**i for i in range(12)):
         if num_parts is not None:
-            ways.append((num_parts, max(1, num_parts // number), 1))
+            batchings.append((num_parts, max(1, num_parts // number), 1))
         elif batch_size is not None:
             if batch_size * number <= max(batch_size, min(MOST_PARTS, num_nodes)):
-                ways.append((batch_size * number, batch_size, 1))
+                batchings.append((batch_size * number, batch_size, 1))
         elif number <= most:
             per_step = min(MIXED, most // number)
-            ways.append((number * per_step, per_step, 1) if number > 1 else (1, 1, 1))
-    return list(dict.fromkeys(ways))
+            batchings.append((number * per_step, per_step, 1) if number > 1 else (1, 1, 1))
+    return list(dict.fromkeys(batchings))
 
 
-def _find_ways(
+def _iter_batchings(
     num_nodes: int, num_parts: int | None, batch_size: int | None, steps: int
-) -> Iterator[Way]:
-    """Yield ways with one number of steps."""
+) -> Iterator[Batching]:
+    """Yield the batchings with one number of steps."""
     steps = min(steps, num_nodes)
     if num_parts is not None:
         numbers = [num_parts]
@@ -290,8 +290,8 @@ def _find_ways(
 
 def _measure_all(
     model: ScalableGNN,
-    sample: Sample,
-    pairs: dict[tuple[int, int], Shape],
+    sample: BatchSample,
+    pairs: dict[tuple[int, int], BatchShape],
     codec: Codec,
     store: Store,
     limit: int,
@@ -350,19 +350,21 @@ def _stores(model: ScalableGNN, store: Store) -> list[Store]:
     return [store]
 
 
-def _choose_pairs(shapes: dict[Way, tuple[Shape, Shape]]) -> dict[tuple[int, int], Shape]:
+def _choose_pairs(
+    shapes: dict[Batching, tuple[BatchShape, BatchShape]],
+) -> dict[tuple[int, int], BatchShape]:
     """Choose mini-batches of several sizes and halos to measure.
 
     Returns:
         The largest sizes, by parts and parts per batch.
     """
-    largest = {way[:2]: each[1] for way, each in shapes.items()}
+    largest = {batching[:2]: each[1] for batching, each in shapes.items()}
     by_number: dict[int, list[tuple[int, int]]] = {}
     for (parts, per_batch, _), (mean, _) in shapes.items():
         if mean.edges <= MOST_MEASURED_EDGES:
             by_number.setdefault(math.ceil(parts / per_batch), []).append((parts, per_batch))
     if not by_number:
-        parts, per_batch, _ = min(shapes, key=lambda way: shapes[way][0].edges)
+        parts, per_batch, _ = min(shapes, key=lambda batching: shapes[batching][0].edges)
         return {(parts, per_batch): largest[parts, per_batch]}
     numbers = sorted(by_number)
     chosen = dict.fromkeys([*numbers[:LEVELS], numbers[-1]])

@@ -19,9 +19,9 @@ from gas.loader import SubgraphLoader
 from gas.native import BufferPool
 from gas.native.memory import bytes_of
 from gas.training import planner
-from gas.training.choice import RELATIVE_EPOCHS, relative_epochs
-from gas.training.cost import Linear, Predictor, Sample
-from gas.training.measure import LiveBytes, Shape, batch_bytes
+from gas.training.candidates import RELATIVE_EPOCHS, relative_epochs
+from gas.training.cost import BatchSample, Linear, Predictor
+from gas.training.measure import BatchShape, LiveTensorBytes, batch_bytes
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_cluster_takes_words(data):
 
 def test_tensors_count_while_they_live():
     weight = torch.ones(10, 10, requires_grad=True)
-    with LiveBytes() as live:
+    with LiveTensorBytes() as live:
         x = torch.ones(100, 10)
         y = x @ weight
         assert live.now == 8000
@@ -118,9 +118,9 @@ def test_bytes_of_a_batch(data):
 
 
 def test_a_linear_function_is_found_again():
-    shapes = [Shape(a, b, c) for a, b, c in torch.rand(8, 3).mul(1e4).tolist()]
+    shapes = [BatchShape(a, b, c) for a, b, c in torch.rand(8, 3).mul(1e4).tolist()]
     fit = Linear(shapes, [7 + 2 * s.own + 3 * s.edges for s in shapes])
-    new = Shape(5e4, 1e3, 2e5)
+    new = BatchShape(5e4, 1e3, 2e5)
     assert fit(new) == pytest.approx(7 + 2 * new.own + 3 * new.edges, rel=1e-6)
     falling = Linear(shapes, [1e5 - s.own for s in shapes])
     assert (falling.coefficients >= 0).all()
@@ -130,13 +130,13 @@ def test_a_linear_function_is_found_again():
 
 def test_a_halo_node_takes_no_longer_than_one_of_the_batch():
     """Else a full batch, which has no halo, might be expected to take no time at all."""
-    shapes = [Shape(a, b, c) for a, b, c in torch.rand(8, 3).mul(1e4).tolist()]
-    new = Shape(5e4, 1e3, 2e5)
+    shapes = [BatchShape(a, b, c) for a, b, c in torch.rand(8, 3).mul(1e4).tolist()]
+    new = BatchShape(5e4, 1e3, 2e5)
     seconds = [7 + 2 * s.own + s.halo + 3 * s.edges for s in shapes]
     fit = Linear(shapes, seconds, halo_is_cheaper=True)
     assert fit(new) == pytest.approx(7 + 2 * new.own + new.halo + 3 * new.edges, rel=1e-6)
     of_halo = [s.halo for s in shapes]
-    assert Linear(shapes, of_halo)(Shape(5e4, 0, 0)) == pytest.approx(0, abs=1e-3)
+    assert Linear(shapes, of_halo)(BatchShape(5e4, 0, 0)) == pytest.approx(0, abs=1e-3)
     fit = Linear(shapes, of_halo, halo_is_cheaper=True)
     _, own, halo, _ = fit.coefficients.tolist()
     assert own >= halo > 0.1
@@ -146,14 +146,14 @@ def test_a_halo_node_takes_no_longer_than_one_of_the_batch():
 def test_coarser_parts_are_like_cut_ones(num_parts):
     data, in_channels, out_channels = gas.get_data("", "planted:6000", log=False)
     model = gas.models.GraphSAGE(6000, in_channels, 8, out_channels, 2)
-    sample = Sample(data, model, 64, "fused", True, "metis", 0, False, False)
-    assert int(sample._between.sum()) == sample.num_edges == data.num_edges
+    sample = BatchSample(data, model, 64, "fused", True, "metis", 0, False, False)
+    assert int(sample._edge_counts.sum()) == sample.num_edges == data.num_edges
     groups = sample.groups(num_parts)
     assert torch.cat(groups).sort().values.tolist() == list(range(64))
     graph = gas.cluster(data, num_parts, cache=False, log=False)
     for size in (1, num_parts // 4):
         loader = SubgraphLoader(graph, batch_size=size, shuffle=True, log=False)
-        cut = [Shape.of(batch) for batch in loader]
+        cut = [BatchShape.of(batch) for batch in loader]
         mean, largest = sample.estimate_batch_sizes(num_parts, size)
         assert mean.own == 6000 * size / num_parts
         assert mean.halo == pytest.approx(sum(s.halo for s in cut) / len(cut), rel=0.12)
@@ -218,9 +218,9 @@ def test_shares_of_the_graph_are_compared_by_the_time_to_accuracy(data, monkeypa
     assert found.relative_seconds == min(one.relative_seconds for one in found.candidates)
     full = next(one for one in found.candidates if one.num_parts == 1)
     assert full.relative_seconds == full.epoch_seconds
-    monkeypatch.setattr("gas.training.choice.relative_epochs", lambda steps: 1e-9 + (steps > 1))
+    monkeypatch.setattr("gas.training.candidates.relative_epochs", lambda steps: 1e-9 + (steps > 1))
     assert plan(data, gcn(), steps=None).num_parts == 1
-    monkeypatch.setattr("gas.training.choice.relative_epochs", lambda steps: float(steps == 1))
+    monkeypatch.setattr("gas.training.candidates.relative_epochs", lambda steps: float(steps == 1))
     few = plan(data, gcn(), steps=None, num_parts=24)
     assert {one.batch_size for one in few.candidates} == {24, 12, 6, 3, 1}
     few = plan(data, gcn(), steps=None, batch_size=5)
@@ -249,19 +249,23 @@ def test_epochs_are_those_of_the_committed_benchmark():
 @pytest.mark.usefixtures("quiet")
 def test_what_a_full_batch_is_compared_with(data, monkeypatch):
     """A full batch takes a twentieth of the epochs, or as many as histories do."""
-    monkeypatch.setattr("gas.training.choice.relative_epochs", lambda steps: 1 + 19 * (steps > 1))
+    monkeypatch.setattr(
+        "gas.training.candidates.relative_epochs", lambda steps: 1 + 19 * (steps > 1)
+    )
     why = plan(data, gcn(), steps=None).why
     assert re.search("^A full batch: .* take [0-9.e+]+ times as long to its accuracy.$", why)
-    monkeypatch.setattr("gas.training.choice.relative_epochs", lambda steps: 20 - 19 * (steps > 1))
+    monkeypatch.setattr(
+        "gas.training.candidates.relative_epochs", lambda steps: 20 - 19 * (steps > 1)
+    )
     found = plan(data, gcn(), steps=None)  # Few nodes: no histories are sure to be faster.
     assert found.steps == 1
     assert found.relative_seconds > 2 * min(one.relative_seconds for one in found.candidates)
     text = r"are expected to take [0-9.e-]+ of its time to accuracy, .*: pass num_parts=64 to train"
     assert re.search(text, found.why)
-    monkeypatch.setattr("gas.training.choice.SURE_NODES", data.num_nodes)
+    monkeypatch.setattr("gas.training.candidates.SURE_NODES", data.num_nodes)
     why = plan(data, gcn(), steps=None).why
     assert re.search("It is expected to take [0-9.e-]+ of the time of a full batch to", why)
-    monkeypatch.setattr("gas.training.choice.MAX_TIME_RATIO", 0)
+    monkeypatch.setattr("gas.training.candidates.MAX_TIME_RATIO", 0)
     found = plan(data, gcn(), steps=None)
     assert found.steps == 1
     assert re.search(text, found.why)
@@ -304,12 +308,12 @@ def test_a_full_batch_that_does_not_fit_is_not_compared_with(data):
 def test_bytes_are_those_of_the_kernels_that_run():
     """Counting doesn't replace passes of gas by operators of PyTorch that take more memory."""
     x = torch.randn(1000, 64, requires_grad=True)
-    with LiveBytes() as live:
+    with LiveTensorBytes() as live:
         relu, out = gas.nn.relu_dropout(x, 0.5)
         assert live.now == relu.nbytes + out.nbytes
         assert "ReluDropout" in type(out.grad_fn).__name__
     pool = BufferPool()
-    with LiveBytes() as live:
+    with LiveTensorBytes() as live:
         block = pool.allocate(1000, 1000, torch.float32)
         assert live.now >= block.nbytes
         del block

@@ -14,7 +14,7 @@ import torch
 from gas.contrib.simulation.local_ranks import measure_ranks
 from gas.native import check_integer, share_cores, warn
 from gas.scalable import ScalableGNN, preserve_state
-from gas.training import Linear, Shape, batch_bytes, clone_with_histories, gradients
+from gas.training import BatchShape, Linear, batch_bytes, clone_with_histories, gradients
 
 if TYPE_CHECKING:
     from gas import SubData, SubgraphLoader
@@ -280,7 +280,7 @@ def _drop_warm_up(measured: list[T]) -> list[T]:
 
 def _measure_times(
     model: ScalableGNN, loader: SubgraphLoader, chosen: list[list[int]], clock: Callable[[], float]
-) -> tuple[list[Shape], list[float]]:
+) -> tuple[list[BatchShape], list[float]]:
     """Return shapes and training times of mini-batches, the medians of several rounds."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     copies = [torch.nn.Parameter(p.detach().clone()) for p in parameters]
@@ -301,7 +301,7 @@ def _measure_times(
                     optimizer.step()
                 del outs
                 seconds.append(clock() - start)
-                shapes.append(Shape.of(batch))
+                shapes.append(BatchShape.of(batch))
                 del batch
             rounds.append(_drop_warm_up(seconds))
     medians = [statistics.median(each) for each in zip(*rounds[1:], strict=True)]

@@ -1,4 +1,4 @@
-"""The plan of a training: what was chosen, among what, and why."""
+"""Candidates for the plan of a training, the choice among them, and its reasons."""
 
 from __future__ import annotations
 
