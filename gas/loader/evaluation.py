@@ -65,8 +65,6 @@ class EvalSubgraphLoader(SubgraphLoader):
         num_nodes = with_csr_features(mine).num_nodes if shard is None else shard.num_own
         check_ptr(ptr, num_nodes)
         ptr = torch.unique_consecutive(torch.cat([ptr[::batch_size], ptr[-1:]]))
-        # Of its own, so that an evaluation doesn't change the random numbers of training.
-        kwargs.setdefault("generator", torch.Generator())
         super().__init__(data, ptr, 1, bipartite, log, **kwargs)
 
 

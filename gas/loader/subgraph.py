@@ -267,7 +267,8 @@ class SubgraphLoader(BatchCutter, DataLoader):
         other = self._with_views(None)
         parts = SequentialSampler(range(self.ptr.numel() - 1))
         order = BatchSampler(parts, self.batch_size or 1, drop_last=False)
-        other._order, other.generator = ResumableBatchSampler(order, self.ptr), torch.Generator()
+        other._order = ResumableBatchSampler(order, self.ptr)
+        other.generator = None if self.generator is None else torch.Generator()
         return other
 
     def _with_views(self, views: Any) -> SubgraphLoader:

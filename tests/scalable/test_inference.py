@@ -27,22 +27,6 @@ def test_inference_leaves_every_module_in_its_mode(graph, model):
     assert not model.bn.training
 
 
-def test_inference_draws_no_random_numbers(graph, model):
-    """So that training doesn't depend on how often it is evaluated."""
-    data, ptr = graph
-    with torch.no_grad():
-        model(data.x, data.edge_index, fill=True)
-    clustered = gas.cluster(random_graph(), 4, model=model, log=False)
-    before = torch.get_rng_state()
-    for batch in gas.EvalSubgraphLoader(data, ptr, log=False):
-        assert batch.batch_size
-    model(loader=gas.EvalSubgraphLoader(data, ptr, log=False))
-    model.predict(clustered)
-    model.train().refresh(clustered, log=False)
-    gas.evaluate(model, clustered)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_inference_needs_every_node_and_this_graph(graph, model):
     data, ptr = graph
     before = fill(model, graph)
