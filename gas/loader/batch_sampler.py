@@ -45,6 +45,7 @@ class ResumableBatchSampler(Sampler[list[int]]):
         return len(cast(Sized, self.batches))
 
     def __iter__(self) -> Iterator[list[int]]:
+        self.received = None  # Of a loop that was left, but whose iterator still exists.
         if not hasattr(self.batches, "__len__"):  # It may be infinite.
             yield from self.batches
             return

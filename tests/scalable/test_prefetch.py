@@ -71,6 +71,17 @@ def test_the_loader_inside_is_saved_as_of_the_last_batch(graph):
         assert all(map(torch.equal, rest, seen[done:]))
 
 
+def test_a_loop_that_was_left_does_not_count_for_the_next(graph):
+    model = make_model(graph)
+    loader = gas.SubgraphLoader(*graph, batch_size=3, shuffle=True, log=False)
+    left = iter(gas.PrefetchLoader(loader, model))
+    next(left)
+    for done, _ in enumerate(loader, 1):
+        assert loader.state_dict()["order"]["done"] == done
+    left.close()
+    assert loader.state_dict()["order"] == {"epoch": None, "done": 0}
+
+
 def test_prefetched_rows_are_those_before_the_last_batch(graph):
     """prefetch=1: a batch sees all pushes but those of the batch before it."""
     loader = gas.SubgraphLoader(*graph, batch_size=2, log=False)
