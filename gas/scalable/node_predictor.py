@@ -169,7 +169,8 @@ def state_fingerprint(model: BatchModel) -> Any:
     tensors = [*model.parameters(), *model.buffers()]
     changes = [history.changes for history in model.histories]
     kind = model.device.type
-    autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+    has_autocast = torch.amp.is_autocast_available(kind)  # Not of "meta".
+    autocast = has_autocast and torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
     return [_note_tensor(tensor) for tensor in tensors], changes, _checksums(tensors), autocast
 
 

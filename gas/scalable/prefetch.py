@@ -79,7 +79,7 @@ class PrefetchLoader:
         cast(Any, self.loader).load_state_dict(state)
 
     def __iter__(self) -> Iterator[SubData]:
-        learned = getattr(self.loader, "trainable", None)
+        learned = self.loader.trainable if isinstance(self.loader, SubgraphLoader) else []
         if learned and torch.is_grad_enabled():
             raise ValueError(
                 f"{learned[0]!r} of the graph requires a gradient, but a PrefetchLoader reads rows "
