@@ -327,7 +327,7 @@ def _take_step(
     given = {id(each): each for group in optimizer.param_groups for each in group["params"]}
     in_model = [each for each in model.parameters() if given.pop(id(each), None) is not None]
     # Ranks average the model's gradients alone: others would give each a norm of its own.
-    trained = in_model if model.ranks is not None else [*in_model, *given.values()]
+    trained = in_model if getattr(model, "ranks", None) else [*in_model, *given.values()]
     if micro_batches > 1:
         for parameter in trained:
             if parameter.grad is not None:
