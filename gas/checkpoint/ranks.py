@@ -208,9 +208,9 @@ def _plan(source: Source, into: LoadTarget) -> _Plan:
         state = load()
         if moving is not None:
             moving.restore(cast(ScalableGNN, into.model))
-        order = getattr(unwrap_loader(into.loader), "order", None)
-        if order is not None:
-            order.end()
+        end = getattr(getattr(unwrap_loader(into.loader), "order", None), "end", None)
+        if end is not None:
+            end()
         return state
 
     if not into.histories and into.loader is None:

@@ -95,7 +95,7 @@ class Settings:
     """Evaluate and keep the average of the last epoch's weights; see gas.fit."""
     warm_up: int | None = 0
     """Raise the learning rate linearly over this many steps. Without a file of settings, the
-    default is that of gas.fit."""
+    default is that of gas.fit; with one, 0."""
 
     def __post_init__(self) -> None:
         for name in ("num_parts", "batch_size", "max_steps", "epochs", "runs", "warm_up"):

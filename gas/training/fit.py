@@ -282,8 +282,8 @@ def _open(
     if getattr(graph_of(graph).get("x"), "requires_grad", False) is True:
         raise ValueError(
             "'x' of the graph requires a gradient, but gas.fit evaluates, averages and keeps the "
-            "model's own parameters alone: make the features an Embedding of the model, or write a "
-            "loop with gas.train_epoch"
+            "model's own parameters alone: detach() it, make the features an Embedding of the "
+            "model, or write a loop with gas.train_epoch"
         )
     table = _labels_in_original_order(graph_of(graph), split, needs_val, loss_fn)
     if isinstance(metric, str):  # Of classes, it is checked with the first outputs.
