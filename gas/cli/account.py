@@ -131,4 +131,4 @@ def _largest_batch(experiment: Setup) -> SubData:
         return batch
     loader: SubgraphLoader = graph.loader
     largest = loader.edges_per_part().argsort(descending=True, stable=True)
-    return loader.cut(largest[: loader.batch_size or 1].tolist())
+    return loader.cut(largest[: loader.parts_per_batch].tolist())

@@ -273,7 +273,7 @@ class Experiment(Setup):
             return self.graph.whole, 1
         batches.order.end()  # A resumed run may have left one unfinished.
         if augmentation is not None:
-            batches = self._make_loader(batches, batches.batch_size or 1, augmentation)
+            batches = self._make_loader(batches, batches.parts_per_batch, augmentation)
         if self.memory_budget is not None:
             size, micro_batches = plan_micro_batches(model, batches, self.memory_budget)
             batches = self._make_loader(batches, size, augmentation)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -153,6 +154,24 @@ def empty_graph(data: Data) -> Data:
     """
     cls = type(data)
     return (cls.__bases__[-1] if issubclass(cls, Batch) else cls)()
+
+
+def check_sendable(attributes: Mapping[str, Any]) -> None:
+    """Refuse attributes that can't be pickled: workers of PyTorch would hang.
+
+    Raises:
+        ValueError: Naming the attribute.
+    """
+    for name, value in attributes.items():
+        if isinstance(value, Tensor):
+            continue
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # Pickling may raise any error.
+            raise ValueError(
+                f"'{name}' is a {type(value).__name__}, which workers can't send with their "
+                f"batches ({error}): take it out of the graph, or leave 'num_workers' out"
+            ) from error
 
 
 def find_devices(data: Data) -> set[torch.device]:

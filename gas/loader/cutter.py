@@ -228,7 +228,7 @@ class BatchCutter:
         rows = {*self._node_keys, *self._edge_keys, *ADJACENCY_KEYS}
         self._other_keys = [key for key in keys if key not in rows]
         self._versions = GraphVersions(self.data)
-        self.trainable = [  # A SparseTensor's "requires_grad" is a method.
+        self._trainable = [  # A SparseTensor's "requires_grad" is a method.
             key
             for key in keys
             if key in rows and getattr(self.data[key], "requires_grad", False) is True
@@ -269,7 +269,7 @@ class BatchCutter:
         with torch.inference_mode(False), torch.no_grad():
             key = tuple(sorted(parts))
             batch = self._cache.get(key)
-            keeps_rows = self._cache_features and not self.trainable
+            keeps_rows = self._cache_features and not self._trainable
             if batch is None:
                 batch = self._cut(key)
                 if keeps_rows:

@@ -71,7 +71,7 @@ class EvalSubgraphLoader(SubgraphLoader):
 def batches_in_order(loader: SubgraphLoader) -> Iterator[Any]:
     """Cut the mini-batches of a loader in the order of their nodes, without caching them."""
     num_parts = loader.ptr.numel() - 1
-    size = loader.batch_size or 1  # It is None with a batch_sampler.
+    size = loader.parts_per_batch
     with share_cores(loader.leave_cores) as follow_cores:
         for first in range(0, num_parts, size):
             batch = loader.cut(range(first, min(first + size, num_parts)))

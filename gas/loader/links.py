@@ -132,7 +132,7 @@ class LinkLoader(SubgraphLoader):
         return SubgraphLoader(
             self.data,
             self.ptr,
-            self.batch_size or 1,
+            self.parts_per_batch,
             self.bipartite,
             log=False,
             layout=self.layout,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ from gas.graph import (
     open_if_path,
     read_csr,
 )
-from gas.loader.batch import SubData, empty_graph
+from gas.loader.batch import SubData, check_sendable, empty_graph
 from gas.loader.batch_sampler import (
     ResumableBatchSampler,
     check_state,
@@ -176,7 +175,9 @@ class SubgraphLoader(BatchCutter, DataLoader):
     def __iter__(self) -> Iterator[SubData]:  # type: ignore[override]
         self._sync_graph()
         self._check_trainable()
-        self._check_sendable()
+        if self.num_workers:
+            others = {key: self.data[key] for key in self._other_keys}
+            check_sendable({"data": empty_graph(self.data), **others})
         order = self._order
         resumes = order.resumes
         before = (None, 0) if resumes else (order.epoch, order.done)
@@ -256,6 +257,18 @@ class SubgraphLoader(BatchCutter, DataLoader):
         return self._order
 
     @property
+    def parts_per_batch(self) -> int:
+        """Return the number of parts per mini-batch, as far as a ``batch_sampler`` says it."""
+        size = getattr(self._order.batches, "batch_size", None)
+        return size if isinstance(size, int) and size > 0 else 1
+
+    @property
+    def trainable(self) -> list[str]:
+        """Return the names of attributes of nodes and edges that require a gradient."""
+        self._sync_graph()
+        return self._trainable
+
+    @property
     def view_loss(self) -> Callable[..., Tensor] | None:
         """Return the loss of batches with views that the augmentation has, if there is one."""
         return getattr(self.augmentation, "view_loss", None)
@@ -266,7 +279,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
             return self  # A copy would start workers of its own.
         other = self._with_views(None)
         parts = SequentialSampler(range(self.ptr.numel() - 1))
-        order = BatchSampler(parts, self.batch_size or 1, drop_last=False)
+        order = BatchSampler(parts, self.parts_per_batch, drop_last=False)
         other._order = ResumableBatchSampler(order, self.ptr)
         other.generator = None if self.generator is None else torch.Generator()
         return other
@@ -292,39 +305,19 @@ class SubgraphLoader(BatchCutter, DataLoader):
         Raises:
             ValueError: Naming the attribute.
         """
-        if not self.trainable or not torch.is_grad_enabled():
+        if not self._trainable or not torch.is_grad_enabled():
             return
         weight = self._weight_key or "adj_t"
-        if self._weighted and weight in self.trainable:
+        if self._weighted and weight in self._trainable:
             raise ValueError(
                 f"{weight!r} requires a gradient, but the loader has a copy of the weights: "
                 "detach() it, or compute weights in forward, of 'edge_attr'"
             )
         if self.num_workers:
             raise ValueError(
-                f"{self.trainable[0]!r} requires a gradient, which workers can't send with their "
+                f"{self._trainable[0]!r} requires a gradient, which workers can't send with their "
                 "batches: leave 'num_workers' out, or detach() it"
             )
-
-    def _check_sendable(self) -> None:
-        """Refuse attributes that can't be pickled: workers of PyTorch would hang.
-
-        Raises:
-            ValueError: Naming the attribute.
-        """
-        if not self.num_workers:
-            return
-        others = {key: self.data[key] for key in self._other_keys}
-        for name, value in {"data": empty_graph(self.data), **others}.items():
-            if isinstance(value, Tensor):
-                continue
-            try:
-                pickle.dumps(value)
-            except Exception as error:  # Pickling may raise any error.
-                raise ValueError(
-                    f"'{name}' is a {type(value).__name__}, which workers can't send with their "
-                    f"batches ({error}): take it out of the graph, or leave 'num_workers' out"
-                ) from error
 
     def __repr__(self) -> str:
         sizes = f"num_parts={len(self.ptr) - 1}, batch_size={self.batch_size}"

@@ -279,12 +279,6 @@ def _open(
             f"{name!r} is given, but 'graph' has no views: leave it out, or pass a loader "
             "with an augmentation, gas.SubgraphLoader(graph, epoch_transform=gas.MHAug(graph))"
         )
-    if getattr(graph_of(graph).get("x"), "requires_grad", False) is True:
-        raise ValueError(
-            "'x' of the graph requires a gradient, but gas.fit evaluates, averages and keeps the "
-            "model's own parameters alone: detach() it, make the features an Embedding of the "
-            "model, or write a loop with gas.train_epoch"
-        )
     table = _labels_in_original_order(graph_of(graph), split, needs_val, loss_fn)
     if isinstance(metric, str):  # Of classes, it is checked with the first outputs.
         check_metric(metric, table.y, 1 if table.y.dim() == 1 else table.y.size(1))
@@ -292,13 +286,19 @@ def _open(
         check_usual_loss(table.y)
     if not isinstance(graph, SubgraphLoader):  # A loader sets batch_size of the graph.
         graph = SubgraphLoader(graph, batch_size=batch_size, shuffle=True, log=False)
+    if graph.trainable:
+        raise ValueError(
+            f"{graph.trainable[0]!r} of the graph requires a gradient, but gas.fit evaluates, "
+            "averages and keeps the model's own parameters alone: detach() it, make it a parameter "
+            "of the model, such as an Embedding, or write a loop with gas.train_epoch"
+        )
     return graph, table
 
 
 def make_inference_loader(loader: SubgraphLoader) -> EvalSubgraphLoader:
     """Return a loader of all nodes of another loader's graph, in order."""
     return EvalSubgraphLoader(
-        loader.data, loader.ptr, loader.batch_size or 1, layout=loader.layout,
+        loader.data, loader.ptr, loader.parts_per_batch, layout=loader.layout,
         edge_weight=loader.edge_weight, like=loader, log=False,
     )  # fmt: skip
 

@@ -333,9 +333,23 @@ def _take_step(
             if parameter.grad is not None:
                 parameter.grad.div_(num_labels)
     if grad_norm is not None:
-        torch.nn.utils.clip_grad_norm_(trained, grad_norm)
+        _clip(trained, grad_norm)
     optimizer.step()
     optimizer.zero_grad()
+
+
+def _clip(parameters: Sequence[Tensor], max_norm: float) -> None:
+    """Clip the norm of gradients as PyTorch does, but also of sparse ones, as an Embedding has."""
+    grads = []
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is not None and grad.is_sparse:
+            parameter.grad = grad = grad.coalesce()  # Its values are summed by row.
+            grad = grad.values()
+        if grad is not None:
+            grads.append(grad)
+    total = torch.nn.utils.get_total_norm(grads)
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
 
 
 def _check_given(

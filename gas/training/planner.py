@@ -189,7 +189,7 @@ def plan_micro_batches(
         MemoryError: If not even one part fits.
     """
     limit = bytes_of("budget_bytes", budget_bytes)
-    parts = loader.batch_size or 1
+    parts = loader.parts_per_batch
     largest = loader.edges_per_part().argsort(descending=True, stable=True)
     need = 0
     for size in (size for size in range(parts, 0, -1) if parts % size == 0):

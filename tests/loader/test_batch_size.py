@@ -59,6 +59,17 @@ def test_other_parts_and_a_sampler_of_batches_are_no_matter_of_it():
     assert "batch_size" not in graph
 
 
+def test_inference_takes_as_many_parts_as_a_sampler_of_batches():
+    sampler = BatchSampler(SequentialSampler(range(8)), 3, drop_last=False)
+    loader = gas.SubgraphLoader(clustered(), batch_sampler=sampler, log=False)
+    assert [batch.batch_size for batch in loader] == [
+        batch.batch_size for batch in loader.plain_loader()
+    ]
+    assert loader.parts_per_batch == 3
+    batches = [[0, 1], [2, 3, 4], [5, 6, 7]]
+    assert gas.SubgraphLoader(clustered(), batch_sampler=batches, log=False).parts_per_batch == 1
+
+
 def test_a_graph_of_a_neighbour_loader_and_one_cut_again_begin_anew():
     data = random_graph()
     data.batch_size = 1024

@@ -78,6 +78,12 @@ def mask_of_sparse_features():
     model.at(batch)(x.detach().requires_grad_(), batch.edge_index)
 
 
+def learn_later():
+    loader = load(ring())
+    loader.data.x = torch.nn.Parameter(torch.ones(4, 2))
+    list(gas.PrefetchLoader(loader, Model()))
+
+
 class Several(Model):
     """Returns two values."""
 
@@ -501,6 +507,7 @@ CASES = {
     "views, an unknown bank": lambda t: Model().views(with_views(), "both"),
     "views, a batch without": lambda t: Model().views(first_batch()),
     "PrefetchLoader, a graph": lambda t: gas.PrefetchLoader(ring(), Model()),
+    "PrefetchLoader, features learned later": lambda t: learn_later(),
     "PrefetchLoader, learned features": lambda t: list(
         gas.PrefetchLoader(load(ring(x=torch.nn.Parameter(torch.ones(4, 2)))), Model())
     ),

@@ -343,6 +343,9 @@ CASES = {
     "fit, a split too many": lambda t: fit(
         cut(train_mask=torch.ones(4, 2, dtype=torch.bool)), split=2
     ),
+    "fit, learned attributes of edges": lambda t: fit(
+        cut(edge_attr=torch.nn.Parameter(torch.ones(8, 2)))
+    ),
     "fit, learned features": lambda t: fit(cut(x=torch.nn.Parameter(torch.ones(4, 2)))),
     "fit, a list of labels": lambda t: fit(cut().update({"y": [0, 1, 0, 1]})),
     "fit, optimizers": lambda t: gas.fit(gcn(), cut(), [], 1),

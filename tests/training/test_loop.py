@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_geometric.transforms as T
 from conftest import random_graph
-from torch_geometric.nn import SAGEConv
+from torch_geometric.nn import GraphConv, SAGEConv
 
 import gas
 from gas.training import (
@@ -468,6 +468,35 @@ def test_targets_that_the_loss_takes_for_others_are_refused_before_a_step(y, sai
     with pytest.raises(ValueError, match=said):
         train_epoch(model, loader, torch.optim.Adam(model.parameters()))
     assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_sparse_gradients_are_clipped_like_dense_ones(micro_batches):
+    class Embedded(gas.ScalableGNN):
+        def __init__(self, sparse):
+            super().__init__(60, 4, 2)
+            torch.manual_seed(0)
+            self.table = torch.nn.Embedding(60, 5, sparse=sparse)
+            self.convs = torch.nn.ModuleList([GraphConv(5, 4), GraphConv(4, 3)])
+
+        def forward(self, x, adj_t, *args):
+            x, (first, last) = self.table(x.view(-1)), self.convs
+            x = first((x, x[: adj_t.size(0)]), adj_t).relu()
+            x = self.push_and_pull(self.histories[0], x, *args)
+            return last((x, x[: adj_t.size(0)]), adj_t)
+
+    data = random_graph(directed=False)
+    data.x = torch.arange(60).view(60, 1) // 2  # Rows of the table are used more than once.
+    graph = gas.cluster(data, 4, log=False)
+    dense, sparse = models = Embedded(False), Embedded(True)
+    for model in models:
+        loader = gas.SubgraphLoader(graph, batch_size=4 // micro_batches, log=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        model.refresh(loader, log=False)
+        train_epoch(model, loader, optimizer, grad_norm=0.01, micro_batches=micro_batches)
+    assert not torch.equal(dense.table.weight, Embedded(False).table.weight)
+    for one, other in zip(dense.parameters(), sparse.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("options", [{"micro_batches": 4}, {"grad_norm": 0.01}, {}])
