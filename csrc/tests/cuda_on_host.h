@@ -51,7 +51,7 @@ inline bool reversed = false;  // The order in which blocks and threads take tur
 inline int64_t launches = 0;
 
 constexpr unsigned kWarpLanes = 32;
-constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kStackBytes = 64 * 1024;  // The address sanitizer clears it at each change.
 
 inline void require(bool condition, const char* what) {
   if (condition) return;
