@@ -155,8 +155,9 @@ int main() {
   CHECK(drop(0, 0.5, 1, 1).empty());
   CHECK(drop(1, 0.5, 1, 1)[0] == drop(2, 0.5, 1, 1)[0]);
   for (const gas::Codec codec : {gas::Codec::kBfloat16, gas::Codec::kFloat16, gas::Codec::kInt8}) {
-    for (const int64_t width : {0, 1, 3, 8, 64, 131, 5000}) {
+    for (const int64_t width : {0, 1, 3, 8, 64, 131}) {
       for (const int64_t rows : {0, 1, 33, 700}) test_encoded(codec, width, rows);
     }
+    test_encoded(codec, 5000, 33);
   }
 }
