@@ -115,10 +115,13 @@ class FeatureSums:
 
     Args:
         relabel: The graph's edges by rows, with their weights.
+        num_own: The number of nodes that batches are of, the first; the others, replicas of a
+            shard, have no edges into them. (default: all)
     """
 
-    def __init__(self, relabel: Relabeler) -> None:
+    def __init__(self, relabel: Relabeler, num_own: int | None = None) -> None:
         self._relabel = relabel
+        self._num_own = relabel.num_nodes if num_own is None else num_own
         self.is_on = True
         self._tables: dict[tuple[bool, str], tuple[Tensor, int, Tensor | None]] = {}
 
@@ -137,8 +140,8 @@ class FeatureSums:
         """Return a function that finds the sums for layers of a batch.
 
         It takes an adjacency, the aggregation, and :func:`gas.nn.spmm`. It returns the sums of all
-        nodes, ``[N, width]``; or ``None`` if there are none yet, or no memory for them, or the
-        edges or weights aren't those of the graph.
+        own nodes, ``[num_own, width]``; or ``None`` if there are none yet, or no memory for them,
+        or the edges or weights aren't those of the graph.
 
         Args:
             adj: The adjacency of the batch.
@@ -158,7 +161,7 @@ class FeatureSums:
         return find
 
     def _find_sums(self, x: Tensor, weighted: bool, reduce: str, spmm: Product) -> Tensor | None:
-        """Return the sums of all nodes, computed at most once; see :meth:`_of_batch`."""
+        """Return the sums of own nodes, computed at most once; see :meth:`_of_batch`."""
         key, relabel = (weighted, reduce), self._relabel
         known = self._tables.get(key)
         if known is not None and known[0] is x:
@@ -170,7 +173,8 @@ class FeatureSums:
         sums = None
         if x.nbytes <= free_memory() // MEMORY_DIVISOR and relabel.col.numel() < EDGE_LIMIT:
             weight = relabel.weight if weighted else None
-            adj = Adjacency.from_valid_csr(relabel.rowptr, relabel.col, weight, relabel.num_nodes)
+            rowptr = relabel.rowptr[: self._num_own + 1]
+            adj = Adjacency.from_valid_csr(rowptr, relabel.col, weight, relabel.num_nodes)
             with torch.no_grad():
                 if isinstance(x, Encoded):
                     sums = _sum_encoded(x, adj, reduce, spmm)
@@ -183,8 +187,8 @@ class FeatureSums:
         """Return the sums that were computed."""
         return [sums for _, _, sums in self._tables.values() if sums is not None]
 
-    def __reduce__(self) -> tuple[type[FeatureSums], tuple[Relabeler]]:
-        return FeatureSums, (self._relabel,)  # Other processes compute their own.
+    def __reduce__(self) -> tuple[type[FeatureSums], tuple[Relabeler, int]]:
+        return FeatureSums, (self._relabel, self._num_own)  # Other processes compute their own.
 
 
 def _has_sums(x: Tensor) -> bool:
@@ -198,12 +202,13 @@ def _has_sums(x: Tensor) -> bool:
 
 
 def _sum_encoded(x: Encoded, adj: Adjacency, reduce: str, spmm: Product) -> Tensor:
-    """Sum quantised rows by blocks of edges, of shape ``[N, width]``; sums aren't quantised."""
+    """Sum quantised rows by blocks of edges, a row for each of the adjacency's; not quantised."""
     at_once = max(1, BLOCK_VALUES // max(1, x.size(1)))
     entries = torch.arange(0, adj.num_entries, at_once, dtype=adj.rowptr.dtype)
     starts = torch.searchsorted(adj.rowptr, entries, right=True) - 1
-    sums = torch.empty(x.shape, dtype=x.dtype, device="cpu")
-    for first, last in itertools.pairwise(sorted({0, *starts.tolist(), x.size(0)})):
+    num_rows = adj.size(0)
+    sums = torch.empty(num_rows, x.size(1), dtype=x.dtype, device="cpu")
+    for first, last in itertools.pairwise(sorted({0, *starts.tolist(), num_rows})):
         begin, end = int(adj.rowptr[first]), int(adj.rowptr[last])
         ids, col = adj.col[begin:end].unique(return_inverse=True)
         value = None if adj.value is None else adj.value[begin:end]

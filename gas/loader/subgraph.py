@@ -158,7 +158,7 @@ class SubgraphLoader(BatchCutter, DataLoader):
         BatchCutter.__init__(self, graph, ptr, relabel, layout, bipartite, edge_weight)
         self._source, self._views, self.augmentation = source, views, epoch_transform
         known = None if like is None else like.feature_sums
-        self.feature_sums = self.feature_sums.share_with(known, precompute and self.shard is None)
+        self.feature_sums = self.feature_sums.share_with(known, precompute)
         options = {"batch_size": batch_size, "collate_fn": self._collate, **kwargs}
         DataLoader.__init__(self, range(len(ptr) - 1), **options)  # type: ignore[arg-type]
         self._order = ResumableBatchSampler(cast(Any, self.batch_sampler), ptr)

@@ -321,3 +321,25 @@ def test_full_batch_of_one_part_reads_them() -> None:
     out = train_step(model, next(iter(loader)))[0]
     torch.testing.assert_close(out, module(graph.x, graph.edge_index))
     assert len(loader.feature_sums.tensors()) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_shards_have_sums_of_their_own_nodes(dtype: str, weighted: bool) -> None:
+    whole = gas.cluster(make_data(weighted), 6, shards=2, log=False)
+    x = whole.x
+    if dtype == "bfloat16":  # Rows of float32 are read.
+        whole.x, x = gas.quantize(x, dtype), x.to(torch.bfloat16).float()
+    if weighted:
+        whole.edge_weight = whole.edge_weight.to(x.dtype)
+    adj = x.new_zeros(N, N)
+    weight = whole.edge_weight if weighted else x.new_ones(5 * N)
+    adj.index_put_((whole.edge_index[1], whole.edge_index[0]), weight, accumulate=True)
+    expected = adj @ x
+    for rank in (0, 1):
+        shard = gas.graph.shard_of(whole, rank)
+        loader = gas.SubgraphLoader(shard, batch_size=2, log=False)
+        for batch in loader:
+            own = shard.shard.nodes[batch.n_id[: batch.batch_size]]
+            torch.testing.assert_close(spmm(batch.adj_t, batch.features()), expected[own])
+        assert [len(each) for each in loader.feature_sums.tensors()] == [shard.shard.num_own]
