@@ -271,7 +271,7 @@ class Experiment(Setup):
         if batches is None:
             assert self.graph.whole is not None
             return self.graph.whole, 1
-        batches.order.end()  # A resumed run may have left one unfinished.
+        batches.order.forget()  # A resumed run may have left one unfinished.
         if augmentation is not None:
             batches = self._make_loader(batches, batches.parts_per_batch, augmentation)
         if self.memory_budget is not None:

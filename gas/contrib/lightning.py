@@ -24,8 +24,8 @@ class _TrainingLoader(SubgraphLoader):
         """Restore a state; an epoch with all batches done is over, as Lightning skips it."""
         super().load_state_dict(state)
         order = self.order
-        if order.epoch is not None and order.done == len(order.epoch):
-            order.end()
+        if order.epoch is not None and order.epoch.done == len(order.epoch.batches):
+            order.forget()
 
 
 _HeteroLoader: Any = SubgraphLoader._hetero_class

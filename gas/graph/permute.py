@@ -156,7 +156,7 @@ def _look_up(new_id: Tensor, ids: Tensor, in_place: bool) -> Tensor:
 def invert_permutation(perm: Tensor) -> Tensor:
     """Return the new id of every node, given the old id of every new one."""
     new_id = torch.empty_like(perm)
-    new_id[perm] = torch.arange(perm.numel())
+    new_id[perm] = torch.arange(perm.numel(), device=perm.device)
     return new_id
 
 

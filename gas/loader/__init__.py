@@ -11,6 +11,7 @@ from gas.loader.batch import (
     num_bytes,
     tensors_in_memory,
 )
+from gas.loader.batch_sampler import Epoch
 from gas.loader.cache import CACHE_BYTES
 from gas.loader.evaluation import EvalSubgraphLoader, batches_in_order
 from gas.loader.hetero import HeteroLoader
@@ -22,6 +23,7 @@ from gas.loader.transfer import PendingBatch, send_batch, tensor_to_device, to_d
 
 __all__ = [
     "CACHE_BYTES",
+    "Epoch",
     "EvalSubgraphLoader",
     "GRAPH_SIZE",
     "NODE_ORDER",

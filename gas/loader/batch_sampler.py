@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,6 +14,16 @@ from torch_geometric.data import Data, HeteroData
 from gas.graph import BATCH_SIZE
 from gas.loader.part_sampler import PartSampler
 from gas.native import check_integer
+
+
+@dataclass(eq=False)
+class Epoch:
+    """The mini-batches of an epoch, lists of parts, and how many of them were yielded."""
+
+    batches: list[list[int]]
+    done: int = 0
+    outer: Epoch | None = None  # That of the loop, over the same loader, in which it began.
+    has_ended: bool = False
 
 
 class ResumableBatchSampler(Sampler[list[int]]):
@@ -35,11 +46,10 @@ class ResumableBatchSampler(Sampler[list[int]]):
                 f"'sampler' is {self.sampler}, of other parts than the {ptr.numel() - 1} of the "
                 "graph: make it of the same graph, PartSampler(graph)"
             )
-        self.epoch: list[list[int]] | None = None  # The batches of the current epoch.
-        self.done = 0  # How many of them were yielded.
+        self.epoch: Epoch | None = None  # The current one.
         self.resumes = False  # Whether the next epoch is the rest of the current one.
-        # The state in a loop over a PrefetchLoader, which has yielded one batch fewer.
-        self.received: dict[str, Any] | None = None
+        # The current epoch of a loop over a PrefetchLoader, which has yielded one batch fewer.
+        self.received: Epoch | None = None
 
     def __len__(self) -> int:
         return len(cast(Sized, self.batches))
@@ -50,8 +60,10 @@ class ResumableBatchSampler(Sampler[list[int]]):
             yield from self.batches
             return
         if not self.resumes or self.epoch is None:
-            self.epoch, self.done = [[int(part) for part in parts] for parts in self.batches], 0
-        for parts in self.epoch:
+            batches = [[int(part) for part in parts] for parts in self.batches]
+            self.epoch = Epoch(batches, outer=self.epoch)
+        epoch = self.epoch
+        for parts in epoch.batches:
             for part in parts:
                 if not 0 <= part < self.num_parts:
                     raise IndexError(
@@ -62,25 +74,32 @@ class ResumableBatchSampler(Sampler[list[int]]):
                     f"the sampler draws the batch {parts}, expected one part or more, each once"
                 )
         self.resumes = False
-        yield from self.epoch[self.done :]
+        yield from epoch.batches[epoch.done :]
 
-    def end(self, before: tuple[list[list[int]] | None, int] = (None, 0)) -> None:
-        """End an epoch, and continue the epoch in which it was run, if there was one."""
-        self.epoch, self.done = before
-        self.resumes = False
+    def end(self, epoch: Epoch) -> None:
+        """End an epoch; the current one is then the innermost that goes on."""
+        epoch.has_ended = True
+        while self.epoch is not None and self.epoch.has_ended:
+            self.epoch, self.resumes = self.epoch.outer, False
+
+    def forget(self) -> None:
+        """Begin anew with the next epoch."""
+        self.epoch, self.resumes = None, False
 
     def state(self) -> dict[str, Any]:
         """Return the state for :meth:`restore`."""
-        if self.received is not None:
-            return dict(self.received)
-        return {"epoch": self.epoch, "done": 0 if self.epoch is None else self.done}
+        epoch = self.epoch if self.received is None else self.received
+        if epoch is None:
+            return {"epoch": None, "done": 0}
+        return {"epoch": epoch.batches, "done": epoch.done}
 
     def restore(self, state: dict[str, Any], of_sampler: dict[str, Any] | None = None) -> None:
         """Restore the order of an epoch, and the state of the :class:`PartSampler`."""
         if self.sampler is not None and of_sampler is not None:
             self.sampler.load_state_dict(of_sampler)
-        self.epoch, self.done, self.received = state["epoch"], state["done"], None
-        self.resumes = self.epoch is not None
+        saved = state["epoch"]
+        self.epoch = None if saved is None else Epoch(saved, state["done"])
+        self.received, self.resumes = None, saved is not None
 
 
 def check_order(state: Any, num_parts: int) -> None:

@@ -180,7 +180,6 @@ class SubgraphLoader(BatchCutter, DataLoader):
             check_sendable({"data": empty_graph(self.data), **others})
         order = self._order
         resumes = order.resumes
-        before = (None, 0) if resumes else (order.epoch, order.done)
         epoch = self._epoch(resumes)
         generator = cast("torch.Generator | None", self.generator)
         drawn = None if generator is None else generator.get_state()
@@ -193,14 +192,15 @@ class SubgraphLoader(BatchCutter, DataLoader):
         try:
             with share_cores(self.leave_cores) as follow_cores:
                 for batch in batches:
-                    mine = order.epoch
-                    order.done += 1
+                    mine = mine or order.epoch  # Of this loop, also after another one has begun.
+                    if mine is not None:
+                        mine.done += 1
                     follow_cores()
                     yield self._tag_ids(batch)
-            mine = order.epoch
-        finally:  # Leaving the loop ends the epoch, unless another epoch has begun.
-            if mine is order.epoch:
-                order.end(before)
+            mine = mine or order.epoch
+        finally:  # Leaving the loop ends the epoch.
+            if mine is not None:
+                order.end(mine)
 
     def _epoch(self, resumes: bool) -> SubgraphLoader:
         """Return the loader whose views are those of a new or resumed epoch."""

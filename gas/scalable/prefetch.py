@@ -12,7 +12,7 @@ from torch_geometric.data import Data
 
 from gas.graph import Adjacency, Uses
 from gas.history import BatchPulls
-from gas.loader import PendingBatch, SubData, SubgraphLoader, prefetch_rows, send_batch
+from gas.loader import Epoch, PendingBatch, SubData, SubgraphLoader, prefetch_rows, send_batch
 from gas.native import has_idle_cores, share_cores
 from gas.scalable.call import cancel_pulls, read_ahead, start_pulls
 from gas.scalable.inference import plain_loader
@@ -87,16 +87,18 @@ class PrefetchLoader:
             )
         leave_cores = getattr(self.loader, "leave_cores", True)
         order = self.loader.order if isinstance(self.loader, SubgraphLoader) else None
+        before, mine = None if order is None else order.received, None
         try:
             with share_cores(leave_cores) as follow_cores:
                 for batch in self._prefetch_batches():
-                    if order is not None and order.received is not None:
-                        order.received["done"] += 1
+                    mine = mine or (None if order is None else order.received)
+                    if mine is not None:
+                        mine.done += 1
                     follow_cores()
                     yield batch
         finally:
-            if order is not None:
-                order.received = None
+            if order is not None and order.received is mine:
+                order.received = before
 
     def _prefetch_batches(self) -> Iterator[SubData]:
         """Yield batches, and prepare the next one meanwhile."""
@@ -110,7 +112,7 @@ class PrefetchLoader:
             # The loader is one batch ahead of the batches that were yielded.
             order = self.loader.order
             if order.epoch is not None:
-                order.received = {"epoch": order.epoch, "done": order.done - 1}
+                order.received = Epoch(order.epoch.batches, order.epoch.done - 1)
         thread = ThreadPoolExecutor(1, thread_name_prefix="gas-prefetch") if uses_thread else None
         ahead: deque[Callable[[], PendingBatch | None]] = deque()
         pulls: deque[BatchPulls] = deque()  # Of the current batch and the one after it.

@@ -82,6 +82,25 @@ def test_a_loop_that_was_left_does_not_count_for_the_next(graph):
     assert loader.state_dict()["order"] == {"epoch": None, "done": 0}
 
 
+def test_loops_of_one_loader_count_their_own_batches(graph):
+    """A thread of a loop that was left may draw a batch after the next loop has begun."""
+    loader = gas.SubgraphLoader(*graph, batch_size=3, shuffle=True, log=False)
+    left, other = iter(loader), iter(loader)
+    next(left)
+    for done, _ in enumerate(other, 1):
+        assert loader.state_dict()["order"]["done"] == done
+        if done < 3:
+            next(left)
+    left.close()
+    inner = gas.PrefetchLoader(loader, make_model(graph))
+    for done, _ in enumerate(gas.PrefetchLoader(loader, make_model(graph)), 1):
+        before = loader.state_dict()["order"]
+        assert before["done"] == done
+        list(inner)
+        assert loader.state_dict()["order"] == before
+    assert loader.state_dict()["order"] == {"epoch": None, "done": 0}
+
+
 def test_prefetched_rows_are_those_before_the_last_batch(graph):
     """prefetch=1: a batch sees all pushes but those of the batch before it."""
     loader = gas.SubgraphLoader(*graph, batch_size=2, log=False)
