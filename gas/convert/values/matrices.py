@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -174,10 +173,9 @@ def _make_method(function: Any, name: str = "") -> Callable[..., Any]:
     copied, name = copy_function(function), name or function.__name__
 
     def call(src: Any, *args: Any, **kwargs: Any) -> Any:
-        is_traced = isinstance(src, TracedMatrix)
-        return (getattr(src, name) if is_traced else functools.partial(copied, src))(
-            *args, **kwargs
-        )
+        if isinstance(src, TracedMatrix):
+            return getattr(src, name)(*args, **kwargs)
+        return copied(src, *args, **kwargs)
 
     return call
 
