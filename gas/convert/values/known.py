@@ -128,8 +128,6 @@ class KnownValues:
 
     def add(self, node: Node) -> None:
         """Evaluate a node, whose value stays unknown if that fails."""
-        if node.op == "output":
-            return
         self.is_evaluating = True
         try:
             if node.op == "placeholder":
