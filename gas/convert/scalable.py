@@ -22,7 +22,12 @@ from gas.convert.module.caches import find_filled
 from gas.convert.module.inputs import Inputs, find_inputs
 from gas.convert.module.lists_and_tables import wrap_lists
 from gas.convert.module.state import is_custom_module, keep_generators
-from gas.convert.module.wrappers import wrap_edges_by_other_names, wrap_kept_graph, wrap_layer
+from gas.convert.module.wrappers import (
+    EncoderWrapper,
+    wrap,
+    wrap_edges_by_other_names,
+    wrap_kept_graph,
+)
 from gas.convert.sample import find_sample_graphs
 from gas.convert.tracing.outputs import MismatchError
 from gas.convert.values.edge_layers import (
@@ -183,7 +188,7 @@ def _check_forward(net: Module) -> None:
 def _convert(net: Module, data: Data, options: dict[str, Any]) -> Converted:
     """Convert a module; if that fails, with its tables of nodes read by their rows."""
     if isinstance(net, MessagePassing) and not isinstance(net, UNROLLED):
-        net = wrap_layer(net)
+        net = wrap(EncoderWrapper, net)
     net = wrap_kept_graph(net, data)
     options = _with_precision(net, data.x, options)
     if "num_nodes" in data:

@@ -24,7 +24,7 @@ from gas.convert.module.arguments import (
     parameters,
 )
 from gas.convert.module.preparation import EDGE_LIST, NODE_ID, ChainedTransform, scatter_rows
-from gas.convert.module.wrappers import EncoderWrapper, make_forward
+from gas.convert.module.wrappers import EncoderWrapper, wrap
 from gas.graph import PERM, PREPARED, check_ids, is_row_per_edge, is_row_per_node
 from gas.nn import twin
 
@@ -145,14 +145,10 @@ def wrap_lists(net: Module, data: Data, in_graph: bool = False) -> tuple[Module,
                 "graph: convert it with a graph that has some"
             )
     lists = EdgeLists(tuple(found), _find_rows(data, found, wanted))
-    names = [key for key in wanted if key not in found]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    given = {key: inspect.Parameter(key, kind, default=wanted[key]) for key in names}
-    needed = () if graph else ("edge_index", EDGE_LIST)
-    given |= {key: inspect.Parameter(key, kind) for key in needed}
-    forward = make_forward(EdgeListsWrapper, [*given.values()])
-    members = {"lists": lists, "method": method, "graph": graph, "forward": forward}
-    return type(type(net).__name__, (EdgeListsWrapper,), members)(net), lists(data)
+    given = {key: wanted[key] for key in wanted if key not in found}
+    given |= dict.fromkeys(() if graph else ("edge_index", EDGE_LIST), inspect.Parameter.empty)
+    made = wrap(EdgeListsWrapper, net, given, lists=lists, method=method, graph=graph)
+    return made, lists(data)
 
 
 def _find_rows(data: Data, lists: list[str], wanted: Any) -> tuple[tuple[str, int], ...]:

@@ -292,22 +292,17 @@ def join_lists(lists: Sequence[Tensor], num_nodes: int) -> tuple[Tensor, Sequenc
     edges = torch.cat(list(lists), dim=1)
     src, dst = edges
     _, keys = torch.unique(src * num_nodes + dst, return_inverse=True)
-    start, turns = 0, []
-    for each in lists:  # Of several equal edges of a list, the first, the second, ...
-        mine, order = keys[start : start + each.size(1)].sort(stable=True)
-        start += each.size(1)
-        rows = torch.arange(mine.numel(), device=mine.device)
-        first = torch.searchsorted(mine, mine)
-        turns.append(torch.empty_like(rows).index_copy_(0, order, rows - first))
-    turn = torch.cat(turns)
-    most = int(turn.max()) + 1 if turn.numel() else 1
-    _, joined = torch.unique(keys * most + turn, return_inverse=True)
-    rows = torch.arange(joined.numel(), device=joined.device)
-    count = int(joined.max()) + 1 if joined.numel() else 0
-    first = rows.new_full((count,), rows.numel()).scatter_reduce_(0, joined, rows, "amin")
+    sizes = torch.tensor([each.size(1) for each in lists], device=keys.device)
+    which = torch.arange(len(lists), device=keys.device).repeat_interleave(sizes)
+    rows = torch.arange(keys.numel(), device=keys.device)
+    # Of several equal edges of a list, the first, the second, ...
+    equal, order = (which * rows.numel() + keys).sort(stable=True)
+    turn = torch.empty_like(rows).index_copy_(0, order, rows - torch.searchsorted(equal, equal))
+    found, joined = torch.unique(keys * rows.numel() + turn, return_inverse=True)
+    first = torch.full_like(found, rows.numel()).scatter_reduce_(0, joined, rows, "amin")
     met, order = first.sort()
-    places = torch.empty_like(order).index_copy_(0, order, rows[:count])[joined]
-    return edges[:, met], places.split([each.size(1) for each in lists])
+    places = torch.empty_like(order).index_copy_(0, order, rows[: order.numel()])[joined]
+    return edges[:, met], places.split(sizes.tolist())
 
 
 def scatter_rows(rows: Tensor, places: Tensor | None, size: int) -> Tensor:

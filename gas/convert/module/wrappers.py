@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import Any
 
@@ -35,60 +35,62 @@ class EncoderWrapper(Module):
         return self.encoder(*args, **kwargs)
 
 
-def wrap_layer(layer: Module) -> Module:
-    """Wrap a single layer into a module whose class has the same name."""
-    return type(type(layer).__name__, (EncoderWrapper,), {})(layer)
+def wrap(
+    kind: type[EncoderWrapper], net: Module, wanted: Mapping[str, Any] | None = None, **members: Any
+) -> Any:
+    """Wrap a module into one whose class has the same name.
 
+    Args:
+        kind: The class of the wrapper.
+        net: The module.
+        wanted: The parameters of ``forward``, and their defaults, ``inspect.Parameter.empty`` for
+            none. (default: those of the module)
+        **members: Attributes of the class.
+    """
+    if wanted is not None:
 
-def make_forward(kind: type[EncoderWrapper], parameters: Sequence[inspect.Parameter]) -> Any:
-    """Return a ``forward`` with these parameters that calls that of ``kind`` by keywords."""
+        def forward(self: Any, **values: Any) -> Any:
+            return kind.forward(self, **values)
 
-    def forward(self: Any, **values: Any) -> Any:
-        return kind.forward(self, **values)
-
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    ordered = sorted(parameters, key=lambda each: each.default is not each.empty)
-    # For what asks for the parameters of forward. Type checkers don't know this attribute.
-    forward.__signature__ = inspect.Signature([own, *ordered])  # type: ignore[attr-defined]
-    return forward
-
-
-class _GlobalGraphWrapper(EncoderWrapper):
-    """Wrapper that takes the graph, and sets the global variable from which a module reads it."""
-
-    _variable = ""
-
-    def forward(self, data: Data) -> Any:
-        """Call the module with a graph as its global variable."""
-        variables = type(self.encoder).forward.__globals__
-        before, variables[self._variable] = variables[self._variable], data
-        try:
-            return self.encoder()
-        finally:
-            variables[self._variable] = before
+        place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        own = {"self": inspect.Parameter.empty, **wanted}
+        named = [inspect.Parameter(key, place, default=own[key]) for key in own]
+        ordered = sorted(named, key=lambda each: each.default is not each.empty)
+        # For what asks for the parameters of forward. Type checkers don't know this attribute.
+        forward.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        members["forward"] = forward
+    return type(type(net).__name__, (kind,), members)(net)
 
 
 class _KeptGraphWrapper(EncoderWrapper):
     """Wrapper that takes the graph or its tensors, and sets the attributes that keep them."""
 
-    places: tuple[tuple[str, str, str], ...] = ()
-    """Names: of the parameter, of the submodule that keeps its value, and of the attribute."""
+    places: Sequence[tuple[str, str | None, str]] = ()
+    """Names: of the parameter, of the submodule that keeps its value, and of the attribute.
+
+    Of a global variable of the module's file, the submodule is ``None``.
+    """
 
     def forward(self, **given: Any) -> Any:
         """Call the module with a graph's values in its attributes."""
-        kept = [(vars(self.encoder.get_submodule(of)), key, name) for name, of, key in self.places]
+        kept = [(self._find_namespace(of), key, given[name]) for name, of, key in self.places]
         before = [values.get(key) for values, key, _ in kept]
-        rest = {name: given[name] for name in given if all(name != each[2] for each in kept)}
+        taken = {name for name, *_ in self.places}
         try:
-            for values, key, name in kept:
-                values[key] = given[name]  # Python finds it before a buffer.
-            return self.encoder(**rest)
+            for values, key, value in kept:
+                values[key] = value  # Python finds it before a buffer.
+            return self.encoder(**{name: given[name] for name in given if name not in taken})
         finally:
             for (values, key, _), old in zip(kept, before, strict=True):
                 if old is None:
                     values.pop(key, None)
                 else:
                     values[key] = old
+
+    def _find_namespace(self, of: str | None) -> dict[str, Any]:
+        if of is None:
+            return type(self.encoder).forward.__globals__
+        return vars(self.encoder.get_submodule(of))
 
 
 def wrap_kept_graph(net: Module, data: Data) -> Module:
@@ -105,10 +107,11 @@ def wrap_kept_graph(net: Module, data: Data) -> Module:
     takes_others = bool(code.co_flags & (CO_VARARGS | CO_VARKEYWORDS))
     if takes_others and named:
         return net
-    if not takes_others and not named and (variable := _find_global(type(net).forward)):
-        return type(type(net).__name__, (_GlobalGraphWrapper,), {"_variable": variable})(net)
     kept = [*_find_attributes(net)]
+    places: list[tuple[str, str | None, str]]
     places = [("data", of, key) for of, key, value in kept if isinstance(value, Data)]
+    if not takes_others and not named and (variable := _find_global(type(net).forward)):
+        places = [("data", None, variable)]
     if named or len(places) != 1:
         takes_graph = graph_parameter(named, data)
         wanted = {} if takes_graph else {k: v for k, v in data.to_dict().items() if _is_input(k, v)}
@@ -118,12 +121,8 @@ def wrap_kept_graph(net: Module, data: Data) -> Module:
         ]  # fmt: skip
     if not places:
         return net
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    given = {key: inspect.Parameter(key, kind, default=named[key]) for key in named}
-    given |= {key: inspect.Parameter(key, kind) for key, _, _ in places}
-    forward = make_forward(_KeptGraphWrapper, [*given.values()])
-    members = {"places": tuple(places), "forward": forward}
-    return type(type(net).__name__, (_KeptGraphWrapper,), members)(net)
+    taken = dict.fromkeys((name for name, *_ in places), inspect.Parameter.empty)
+    return wrap(_KeptGraphWrapper, net, named | taken, places=places)
 
 
 class _RenamedEdgesWrapper(EncoderWrapper):
@@ -152,17 +151,8 @@ def wrap_edges_by_other_names(net: Module, data: Data) -> Module:
     edges = [key for key in ("edge_index", "adj_t") if data.get(key) is not None]
     if len(found) != 1 or len(edges) != 1:  # Of two, which may differ, a name would have to say it.
         return net
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    given = [
-        inspect.Parameter(edges[0] if name in found else name, kind, default=default)
-        for name, default in named.items()
-    ]
-    members = {
-        "edges": edges[0],
-        "name": found[0],
-        "forward": make_forward(_RenamedEdgesWrapper, given),
-    }
-    return type(type(net).__name__, (_RenamedEdgesWrapper,), members)(net)
+    given = {edges[0] if name in found else name: named[name] for name in named}
+    return wrap(_RenamedEdgesWrapper, net, given, edges=edges[0], name=found[0])
 
 
 def _find_global(forward: Any) -> str:

@@ -28,7 +28,6 @@ class EdgeValues:
     def __init__(self, traced: Traced, keeps_selections: bool) -> None:
         graph = self.graph = traced.graph
         self.records, self.counts, self.edges = traced.records, traced.counts, traced.edges
-        self.inside: list[Node] = []
         self.inputs: list[Node] = []  # Attributes of edges.
         found: set[Node] = set()  # What follows from the edges.
         sized: set[Node] = set()  # What follows from the number of nodes, such as zeros.

@@ -122,8 +122,6 @@ class Placement:
 
     def _is_random(self, node: Node) -> bool:
         """Return whether a value is drawn anew in training, such as by a module with dropout."""
-        if node.op not in ("call_function", "call_method", "call_module"):
-            return False
         net, values = self._traced.net, self._traced.values
 
         def value_of(each: Node) -> Any:

@@ -128,7 +128,8 @@ class _Extractor:
         value = self._values[node]
         found = [
             position for position, edges in enumerate(self._lists)
-            if self._is_part(node, edges) or self._as_column(value, self._edges(position))
+            if self._is_part(node, edges)
+            or self._find_repeated_end(value, self._edges(position)) is not None
         ] or [
             position for position in range(len(self._lists))
             if has_rows(value, size := self._edges(position).size(1))
@@ -231,22 +232,18 @@ class _Extractor:
         graph, value, position = self._finder.graph, self._values[node], self._find_list(node)
         if position is not None:
             edges, source = self._edges(position), self._finder.edges
-            for part, end in ((edges, None), (edges[0], 0), (edges[1], 1)):
-                if is_close(value, part):
-                    self._checks.append((node, position, end))
-                    source = self._select(source, position)
-                    if end is None:
-                        return source
-                    with graph.inserting_before(node):
-                        return graph.call_function(operator.getitem, (source, end))
-            if (column := self._as_column(value, edges)) is not None:
-                end, shape = column
+            if is_close(value, edges):
+                self._checks.append((node, position, None))
+                return self._select(source, position)
+            if (end := self._find_repeated_end(value, edges)) is not None:
                 self._checks.append((node, position, end))
-                source = self._select(source, position)
+                source, shape = self._select(source, position), value.shape[1:]
                 with graph.inserting_before(node):
-                    ends = graph.call_function(operator.getitem, (source, end))
-                    made = graph.call_method("view", (ends, -1, *[1] * len(shape)))
-                    return graph.call_method("expand", (made, -1, *shape))
+                    made = graph.call_function(operator.getitem, (source, end))
+                    if shape:
+                        made = graph.call_method("view", (made, -1, *[1] * len(shape)))
+                        made = graph.call_method("expand", (made, -1, *shape))
+                return made
             if isinstance(value, int):
                 source = self._select(source, position)
                 with graph.inserting_before(node):
@@ -278,15 +275,14 @@ class _Extractor:
         kind = "node" if self._made[node] is None else "edge"
         return f"{PREPARED}{kind}_{list(self._made).index(node)}"
 
-    def _as_column(self, value: Any, edges: Tensor) -> tuple[int, tuple[int, ...]] | None:
-        """Return which end of the edges a value repeats, and its shape besides the rows."""
-        if not has_rows(value, edges.size(1)) or value.dtype != torch.long or not value.numel():
+    def _find_repeated_end(self, value: Any, edges: Tensor) -> int | None:
+        """Find the end of the edges that a value has in its rows; ``None`` if it has neither."""
+        is_long = has_rows(value, edges.size(1)) and value.dtype == torch.long
+        if not is_long or (value.dim() > 1 and not value.numel()):
             return None
-        for position in (0, 1):
-            shape = (-1, *[1] * (value.dim() - 1))
-            if torch.equal(value, edges[position].view(shape).expand_as(value)):
-                return position, tuple(value.shape[1:])
-        return None
+        shape = (-1, *[1] * (value.dim() - 1))
+        found = [torch.equal(value, end.view(shape).expand_as(value)) for end in edges]
+        return found.index(True) if any(found) else None
 
     def _inputs(self) -> list[Node]:
         return [node for node in self._finder.graph.nodes if node.op == "placeholder"]

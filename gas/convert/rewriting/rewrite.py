@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 from torch.nn import Module
 
 from gas.convert.module.changes import VIEWS, is_in_place, is_of_table, views_of
@@ -114,13 +113,9 @@ def _leads_to(net: Module, node: Node, end: Node) -> bool:
 
 def replace_node(node: Node, other: Any, readers: Callable[[Node], bool] = lambda _: True) -> None:
     """Replace a node by another node or a constant, for all of its readers or some."""
-
-    def new(each: Node) -> Any:
-        return other if each is node else each
-
     for user in list(node.users):
         if readers(user):
-            user.args, user.kwargs = map_arg(user.args, new), map_arg(user.kwargs, new)
+            user.replace_input_with(node, other)
 
 
 def _replace_in_place(node: Node, changed: Node) -> None:

@@ -126,12 +126,7 @@ def select_edges(scope: LayerScope, kept: Tensor, share: Tensor | None = None) -
     weight = None if scope.edge_weight is None else scope.edge_weight[kept]
     if weight is not None and share is not None:
         weight = weight / share.to(weight.dtype)
-    if scope.is_edge_index:
-        adj: Any = scope.edge_index[:, kept]
-    else:
-        before = torch.nn.functional.pad(kept.cumsum(0), (1, 0))
-        rowptr = before[scope.adj_t.rowptr.long()].to(scope.adj_t.rowptr.dtype)
-        adj = Adjacency.from_valid_csr(rowptr, scope.adj_t.col[kept], weight, scope.adj_t.size(1))
+    adj = layout_of(scope.adj_t).select_edges(scope.adj_t, kept.nonzero().view(-1), weight)
     out = LayerScope(adj, weight, scope.batch_size, scope.push_and_pull, scope.read_history)
     out.given = scope.given  # The weights that are checked are those before.
     out.kept = kept

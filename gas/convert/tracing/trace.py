@@ -284,8 +284,6 @@ def trace(
     name = f"{type(net).__name__}.{inputs.method}"
     samples = [inputs.values(each) for each in small]
     counts = [int(each.num_nodes or 0) for each in small]
-    graphs: list[Graph] = []
-
     backward = set_forward_flow(net, traced_types)
 
     def make_tracer() -> _Tracer:
@@ -300,12 +298,13 @@ def trace(
             unroll_layers(net, traced_types),
             patch_for_tracing(runs.branches),
         ):
-            graphs.append(runs.run(True))
+            first = runs.run(True)
             found = runs.branches.found
-            graphs.append(runs.run(False))
-            merger = (
-                merge_random_branches(runs, graphs[0], graphs[1], found, merge) if found else None
-            )
+            evaluated = runs.run(False)
+            if found:
+                merger = merge_random_branches(runs, first, evaluated, found, merge)
+            else:
+                merger = merge(first)
     except (NeverExactError, InexactLayerError):
         raise
     except Exception as error:
@@ -314,8 +313,7 @@ def trace(
         raise ValueError(
             f"{name} can't be followed{runs.tracer.failed}: {explain_trace(error)}{cure}"
         ) from error
-    merger = merger or merge(graphs[0])
-    merger.merge(graphs[1])
+    merger.merge(evaluated)
     try:
         merger.graph.lint()
     except RuntimeError as error:  # A value is read before it is computed.

@@ -128,8 +128,6 @@ class KnownValues:
 
     def add(self, node: Node) -> None:
         """Evaluate a node, whose value stays unknown if that fails."""
-        if node.op == "output":
-            return
         self.is_evaluating = True
         try:
             if node.op == "placeholder":
@@ -315,16 +313,16 @@ def record_call(function: Callable[..., Any], itself: bool = False) -> Callable[
                 return value.tracer.create_proxy("call_function", target, args, kwargs)
         return function(*args, **kwargs)
 
+    call.__name__ = call.__qualname__ = function.__name__
     return call
 
 
-def _make_factory(name: str) -> Callable[..., Any]:
-    """Make a function of PyTorch that is traced if a size is, by its name in this module."""
-    call = record_call(getattr(torch, name), itself=True)
-    call.__name__ = call.__qualname__ = name
-    return call
+def _record_itself(function: Any) -> Callable[..., Any]:
+    """Have a function be a single node of a trace, by its name in this module."""
+    return record_call(function, itself=True)
 
 
+@_record_itself
 def assign(target: Any, key: Any, value: Any, selects: bool = False) -> Any:
     """Return a copy of a tensor after ``copy[key] = value``, as a function that is traced.
 
@@ -334,19 +332,15 @@ def assign(target: Any, key: Any, value: Any, selects: bool = False) -> Any:
         value: Their values, or rows of which ``value[key]`` are the values.
         selects: Whether it is such rows. (default: ``False``)
     """
-    for leaf in tree_leaves((target, key, value)):
-        if issubclass(type(leaf), Proxy):
-            given = (target, key, value, selects)
-            return leaf.tracer.create_proxy("call_function", assign, given, {})
     out = target.clone()
     out[key] = value[key] if selects else value
     return out
 
 
 # Functions that make tensors of sizes, which may be the number of nodes.
-zeros, ones, full = map(_make_factory, ("zeros", "ones", "full"))
-empty, arange, eye = map(_make_factory, ("empty", "arange", "eye"))
-rand, randn = map(_make_factory, ("rand", "randn"))
+zeros, ones, full = map(_record_itself, (torch.zeros, torch.ones, torch.full))
+empty, arange, eye = map(_record_itself, (torch.empty, torch.arange, torch.eye))
+rand, randn = map(_record_itself, (torch.rand, torch.randn))
 FACTORIES = (zeros, ones, full, empty, arange, eye, rand, randn)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -35,7 +34,7 @@ _FUNCTIONS = (
     ("reduce", "sum"), ("transpose", "t"), ("transpose", "transpose"),
 )  # fmt: skip
 # Those of PyG, and the methods that they call.
-_OF_PYG = {"spmm": "multiply", "to_edge_index": "to_edge_index"}
+_OF_PYG: dict[Any, str] = {pyg_utils.spmm: "multiply", pyg_utils.to_edge_index: "to_edge_index"}
 
 
 def normalises(layer: Any) -> bool:
@@ -174,10 +173,9 @@ def _make_method(function: Any, name: str = "") -> Callable[..., Any]:
     copied, name = copy_function(function), name or function.__name__
 
     def call(src: Any, *args: Any, **kwargs: Any) -> Any:
-        is_traced = isinstance(src, TracedMatrix)
-        return (getattr(src, name) if is_traced else functools.partial(copied, src))(
-            *args, **kwargs
-        )
+        if isinstance(src, TracedMatrix):
+            return getattr(src, name)(*args, **kwargs)
+        return copied(src, *args, **kwargs)
 
     return call
 
@@ -191,18 +189,14 @@ def trace_matrices() -> Iterator[None]:
     with trace_segments(), ExitStack() as stack:
         coo = _make_coo(torch.sparse_coo_tensor)
         stack.enter_context(mock.patch.object(torch, "sparse_coo_tensor", coo))
-        of_pyg: dict[str, Any] = {
-            name: _make_method(getattr(pyg_utils, name), method) for name, method in _OF_PYG.items()
-        }
-        of_pyg["gcn_norm"] = _make_normalisation(gcn_conv.gcn_norm)
-        own = [*(getattr(pyg_utils, name) for name in _OF_PYG), gcn_conv.gcn_norm]
-        stack.enter_context(replace_functions(own, of_pyg))
+        of_pyg = {each: _make_method(each, method) for each, method in _OF_PYG.items()}
+        of_pyg[gcn_conv.gcn_norm] = _make_normalisation(gcn_conv.gcn_norm)
+        stack.enter_context(replace_functions(of_pyg))
         if WITH_TORCH_SPARSE:
             functions = [
                 getattr(sys.modules[f"torch_sparse.{module}"], name) for module, name in _FUNCTIONS
             ]
-            made = {each.__name__: _make_method(each) for each in functions}
-            stack.enter_context(replace_functions(functions, made))
+            stack.enter_context(replace_functions({each: _make_method(each) for each in functions}))
             init = _make_init(SparseTensor.__init__)
             stack.enter_context(mock.patch.object(SparseTensor, "__init__", init))
             module = sys.modules["torch_sparse.matmul"]  # The package has a function of that name.

@@ -78,14 +78,15 @@ def _make_code(name: str) -> CodeType:
 
 
 @contextmanager
-def replace_functions(functions: Sequence[Any], made: dict[str, Any]) -> Iterator[None]:
-    """Let functions call their replacements ``made``, under whatever name a module knows them."""
-    before = [(each, each.__code__, each.__defaults__) for each in functions]
+def replace_functions(made: dict[Any, Any]) -> Iterator[None]:
+    """Let functions call their replacements, under whatever name a module knows them."""
+    before = [(each, each.__code__, each.__defaults__) for each in made]
+    recorded = {each.__name__: new for each, new in made.items()}
     with ExitStack() as stack:
-        for each in functions:
-            stack.enter_context(mock.patch.dict(each.__globals__, {"_recorded": made}))
+        for each in made:
+            stack.enter_context(mock.patch.dict(each.__globals__, {"_recorded": recorded}))
         try:
-            for each in functions:
+            for each in made:
                 each.__defaults__, each.__code__ = None, _make_code(each.__name__)
             yield
         finally:
@@ -140,7 +141,7 @@ def record_functions(record: Callable[[Any], Callable[..., Any]]) -> Iterator[No
 
     made |= {function.__name__: check(function) for function in EDGE_DROPOUTS}
     made |= {"maybe_num_nodes": count, "to_dense_adj": refuse, "softmax": normalise}
-    with replace_functions(_ORIGINALS, made):
+    with replace_functions({each: made[each.__name__] for each in _ORIGINALS}):
         yield
     if in_pairs:
         raise ValueError(

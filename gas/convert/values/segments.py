@@ -95,8 +95,8 @@ def _make_extreme(function: Any, reduce: str) -> Callable[..., Any]:
 def trace_segments() -> Iterator[None]:
     """Let a module that is traced reduce messages by pointers, and by torch-scatter."""
     functions: list[Any] = [segment, *([torch_scatter.segment_csr] if WITH_TORCH_SCATTER else [])]
-    made = {each.__name__: _make_segment(each) for each in functions}
-    with replace_functions(functions, made), ExitStack() as stack:
+    made = {each: _make_segment(each) for each in functions}
+    with replace_functions(made), ExitStack() as stack:
         if WITH_TORCH_SCATTER:
             operators: Any = torch.ops.torch_scatter
             for reduce in ("min", "max"):

@@ -40,11 +40,6 @@ def add_product(net: Module, name: str) -> None:
     setattr(net, name, layer)
 
 
-def product_name(reduce: str) -> str:
-    """Return the name of the layer of a product, by how it reduces."""
-    return "_product_" + {"add": "sum", "amin": "min", "amax": "max"}.get(reduce, reduce)
-
-
 def matrix_error(name: str) -> str:
     """Return the error of what can't be followed of a sparse matrix."""
     return (
@@ -348,7 +343,7 @@ TRACED: dict[str, type[TracedMatrix]] = {"csr": TracedTensor, "sparse_tensor": T
 def _call_product(x: Any, reduce: str, *matrix: Any) -> Any:
     """Call the layer that multiplies by a matrix, or by edges and their weights."""
     tracer = matrix[0].tracer
-    name = product_name(reduce)
+    name = "_product_" + {"add": "sum", "amin": "min", "amax": "max"}.get(reduce, reduce)
     add_product(tracer.root, name)
     is_column = x.dim() == 1
     rows = x.unsqueeze(-1) if is_column else x
