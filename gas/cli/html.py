@@ -238,9 +238,6 @@ def _machine(found: Mapping[str, Any]) -> dict[str, str]:
 
 def _draw_figures(found: Mapping[str, Any]) -> Any:
     """Yield the figures of a report."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     kept = {name: each["epochs"][each.get("kept_run", 0)] for name, each in found.items()}
     label = score_name(next(iter(found.values())).get("metric", "accuracy"))
     yield _draw_curves(
