@@ -240,11 +240,6 @@ def _epoch_bytes(epoch: Callable[[], float]) -> float:
     return peak.own - before
 
 
-def median_ratio(times: list[float], others: list[float]) -> float:
-    """Return the median over rounds of the ratio within a round; an interrupted one isn't one."""
-    return statistics.median(a / b for a, b in zip(times, others, strict=False))
-
-
 # Tables -------------------------------------------------------------------------------------------
 
 
@@ -256,10 +251,12 @@ def summarise(found: Mapping[str, Measured]) -> dict[str, Any]:
         if not one.seconds:
             contenders[name] = {"not measured": one.reason}
             continue
+        # Within each round, of which the last may have been interrupted.
+        ratios = [a / b for a, b in zip(one.seconds, base, strict=False)]
         contenders[name] = {
             "seconds": one.seconds,
             "median": statistics.median(one.seconds),
-            "to_full_batch": median_ratio(one.seconds, base) if base else None,
+            "to_full_batch": statistics.median(ratios) if ratios else None,
             "steps": one.steps,
             "epoch_bytes": one.memory if math.isfinite(one.memory) else None,
             "phases": {} if one.profile is None else one.profile.seconds,

@@ -23,6 +23,7 @@ from torch import Tensor
 import gas
 from gas.checkpoint import checkpoints, finish, peek, prune
 from gas.cli.setup import Setup
+from gas.graph import MASKS
 from gas.history import Codec
 from gas.native import check_integer
 from gas.training import AveragedWeights, Progress, Run, find_nonfinite_tensor
@@ -253,7 +254,7 @@ def describe_run(experiment: Setup, seed: int, split: int) -> dict[str, Any]:
 def _describe_graph(experiment: Setup) -> str:
     """Describe a graph by its sizes, and by a checksum of labels and masks."""
     crc = 0
-    for key in ("y", "train_mask", "val_mask", "test_mask"):
+    for key in ("y", *MASKS):
         values = experiment.data[key].cpu().contiguous()
         crc = zlib.crc32(values.view(-1).view(torch.uint8).numpy().data, crc)
     return f"{experiment.graph.shown}, labels and masks {crc:08x}"

@@ -47,7 +47,7 @@ def examine() -> Iterator[Finding]:
         yield _version(name)
     yield Finding("gas", gas.__version__)
     yield Finding("Python", f"{platform.python_version()}, {platform.platform()}")
-    yield from _extension()
+    yield _extension()
     yield _cuda()
     runtimes = sorted(Path(each).name for each in openmp_runtimes())
     several = "rebuild gas without OpenMP, docs/installation.md shows how"
@@ -73,13 +73,12 @@ def _version(name: str) -> Finding:
         return Finding(name, "missing", f"pip install {name}")
 
 
-def _extension() -> Iterator[Finding]:
+def _extension() -> Finding:
     """Describe the native extension."""
     if C is None:
         cure = "everything is slower: pip install . in the repository, with a C++17 compiler"
-        yield Finding("extension", "not built", cure)
-        return
-    yield Finding("extension", f"{Path(C.__file__).name}{', with CUDA' if C.WITH_CUDA else ''}")
+        return Finding("extension", "not built", cure)
+    return Finding("extension", f"{Path(C.__file__).name}{', with CUDA' if C.WITH_CUDA else ''}")
 
 
 def _cuda() -> Finding:
@@ -87,13 +86,8 @@ def _cuda() -> Finding:
     if not torch.cuda.is_available():
         return Finding("CUDA", "no device; everything runs on the CPU")
     names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    has_kernels = C is not None and C.WITH_CUDA
-    cure = (
-        ""
-        if has_kernels
-        else "pip install . in a checkout builds the kernels of this GPU, if nvcc is installed"
-    )
-    return Finding("CUDA", names, cure)
+    cure = "pip install . in a checkout builds the kernels of this GPU, if nvcc is installed"
+    return Finding("CUDA", names, "" if C is not None and C.WITH_CUDA else cure)
 
 
 def _threads() -> Finding:

@@ -16,6 +16,7 @@ from torch_geometric.utils import degree
 
 from gas import EvalSubgraphLoader, PartitionReport, SubgraphLoader, cluster, open_graph
 from gas.graph import (
+    MASKS,
     check_nodes,
     entry_rows,
     has_entry,
@@ -108,7 +109,7 @@ def are_numbers(classes: Any) -> bool:
 
 def check_splits(data: Data, name: str = "data") -> None:
     """Refuse a graph without masks of training, validation and test nodes."""
-    for key in ("train_mask", "val_mask", "test_mask"):
+    for key in MASKS:
         if data.get(key) is None:
             raise ValueError(
                 f"{name!r} has no {key!r}, by which models are trained and scored: set it, such as "

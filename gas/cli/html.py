@@ -6,7 +6,7 @@ import importlib.util
 import io
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,7 +129,6 @@ def _warnings(found: Mapping[str, Any]) -> list[str]:
 
 def _make_tables(found: Mapping[str, Any]) -> list[Table]:
     """Return the tables of a report."""
-    compares = len(found) > 1
 
     def collect(make: Callable[[Mapping[str, Any]], Mapping[str, str]]) -> Sequence[Sequence[str]]:
         columns = [make(each) for each in found.values()]
@@ -142,8 +141,8 @@ def _make_tables(found: Mapping[str, Any]) -> list[Table]:
         Table("Time by phase", collect(_phases), note=PHASES),
         Table("Partition", collect(_partition)),
         Table("Memory by component", collect(_memory), note=held),
-        Table("Settings", collect(_settings), compares),
-        Table("Machine", collect(_machine), compares),
+        Table("Settings", collect(_settings), compares=True),
+        Table("Machine", collect(_machine), compares=True),
     ]
 
 
@@ -238,28 +237,24 @@ def _machine(found: Mapping[str, Any]) -> dict[str, str]:
 
 def _draw_figures(found: Mapping[str, Any]) -> Any:
     """Yield the figures of a report."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     kept = {name: each["epochs"][each.get("kept_run", 0)] for name, each in found.items()}
     label = score_name(next(iter(found.values())).get("metric", "accuracy"))
     yield _draw_curves(
         "Training loss", "epoch", {name: _points(run["loss"]) for name, run in kept.items()}
     )
     scale = 100.0 if "%" in label else 1.0
-    scores = {split: f"{split}_acc" for split in ("train", "val", "test")}
     by_time = {
         name: _points(run["val_acc"], list(itertools.accumulate(run["seconds"])), scale)
         for name, run in kept.items()
     }
     if len({each.get("metric") for each in found.values()}) == 1:
-        yield _draw_scores(f"Score: {label}", kept, scores, scale)
+        yield _draw_scores(f"Score: {label}", kept, "acc", scale)
         title = f"Validation {label}, by time of training"
         yield _draw_curves(title, "seconds of training", by_time)
     further = {name: {**run, **run.get("metrics", {})} for name, run in kept.items()}
-    for name in _further_metrics(kept.values()):
-        named = {split: f"{split}_{name}" for split in ("train", "val", "test")}
-        yield _draw_scores(f"Further metric: {name}", further, named)
+    keys = (key for run in kept.values() for key in run.get("metrics", {}))
+    for name in dict.fromkeys(key.partition("_")[2] for key in keys):  # Without the split.
+        yield _draw_scores(f"Further metric: {name}", further, name)
     rates = {name: _points(run["lr"]) for name, run in kept.items() if run.get("lr")}
     if any(len(set(values)) > 1 for _, values in rates.values()):
         yield _draw_curves("Learning rate", "epoch", rates)
@@ -322,25 +317,17 @@ def _draw_curves(
     return Figure(title, _to_svg(figure))
 
 
-def _draw_scores(
-    title: str, kept: Mapping[str, Any], keys: Mapping[str, str], scale: float = 1.0
-) -> Figure:
-    """Draw the curves of the splits; of several runs, those of validation and test alone."""
+def _draw_scores(title: str, kept: Mapping[str, Any], score: str, scale: float = 1.0) -> Figure:
+    """Draw a score of the splits; of several runs, those of validation and test alone."""
     several = len(kept) > 1
     names = {"train": "training", "val": "validation", "test": "test"}
     curves = {
-        " ".join([run] * several + [names[split]]): _points(one[key], scale=scale)
-        for split, key in keys.items()
+        " ".join([run] * several + [name]): _points(one[f"{split}_{score}"], scale=scale)
+        for split, name in names.items()
         for run, one in kept.items()
-        if one.get(key) and not (several and split == "train")
+        if one.get(f"{split}_{score}") and not (several and split == "train")
     }
     return _draw_curves(title, "epoch", curves, len(kept) if several else 0)
-
-
-def _further_metrics(runs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of further metrics, without those of the splits before them."""
-    found = (key.partition("_")[2] for run in runs for key in run.get("metrics", {}))
-    return list(dict.fromkeys(found))
 
 
 def _draw_phases(phases: Mapping[str, Mapping[str, float]]) -> Figure:

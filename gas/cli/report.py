@@ -125,17 +125,15 @@ def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accur
 
     Runs that stopped early are drawn as if their last epoch had gone on.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure  # Not pyplot, whose backend is the caller's.
 
     panels = {
         "training loss": {"loss": "loss"},
         score: {"train": "train_acc", "validation": "val_acc", "test": "test_acc"},
         "mean age of history rows, pushes": {"age": "age"},
     }
-    figure, axes = plt.subplots(1, len(panels), figsize=(12, 3.6), constrained_layout=True)
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    axes = figure.subplots(1, len(panels))
     for axis, (label, curves) in zip(axes, panels.items(), strict=True):
         scale = 100.0 if "%" in label else 1.0
         for name, attribute in curves.items():
@@ -159,7 +157,6 @@ def plot_curves(path: Path, runs: Sequence[Run], title: str, score: str = "accur
     figure.suptitle(title, fontsize=11)
     with replace_file(path) as file:
         figure.savefig(file, dpi=120)
-    plt.close(figure)
 
 
 def open_events(folder: Path) -> Any:

@@ -29,7 +29,7 @@ from gas.cli.hetero import make_model
 from gas.cli.results import MODEL
 from gas.cli.settings import MODELS, Settings
 from gas.datasets import find_feature_names, undo_clustering
-from gas.graph import is_graph_folder, with_csr_features, with_edge_index
+from gas.graph import MASKS, is_graph_folder, with_csr_features, with_edge_index
 from gas.native import check_path, read_json
 from gas.training import known_target_mask
 
@@ -193,7 +193,7 @@ class SavedRun:
         unknown = math.nan if kind.is_floating_point else -1
         if "made up" in str(getattr(data, "split", "")):
             del data.split
-            for name in ("train_mask", "val_mask", "test_mask"):
+            for name in MASKS:
                 nodes.pop(name, None)
         if "y" in nodes and are_numbers(getattr(data, "classes", None) or []):
             self._set_kind_of_targets(data, nodes)

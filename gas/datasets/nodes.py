@@ -260,14 +260,12 @@ def _labels_of_type(table: Table, name: str) -> tuple[Tensor, list[str | int] | 
         codes = np.where(codes == -1, -1, np.searchsorted(distinct, codes))
         return torch.from_numpy(codes), distinct.tolist()
     codes, distinct = table.values(name)
-    codes = np.where(np.isin(codes, np.flatnonzero(np.isin(distinct, MISSING))), -1, codes)
-    used, codes = np.unique(codes, return_inverse=True)  # Number the remaining classes.
-    if len(used) and used[0] == -1:
-        used, codes = used[1:], codes - 1
-    distinct = distinct[used]
-    order = np.argsort(distinct)
-    places = np.append(np.argsort(order), -1)  # Unknown labels stay -1.
-    return torch.from_numpy(places[codes]), distinct[order].tolist()
+    used = np.unique(codes[codes >= 0])
+    used = used[~np.isin(distinct[used], MISSING)]
+    names, numbers = np.unique(distinct[used], return_inverse=True)
+    number_of = np.full(len(distinct) + 1, -1)  # The last is that of empty cells, of code -1.
+    number_of[used] = numbers
+    return torch.from_numpy(number_of[codes]), names.tolist()
 
 
 def _masks(codes: np.ndarray, distinct: np.ndarray, file: Path) -> dict[str, Tensor]:

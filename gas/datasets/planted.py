@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from gas.graph import map_private
-from gas.native import check_flags, check_integer, make_folder
+from gas.native import check_flags, check_integer, check_number, make_folder
 
 KEYS = ("edge_index", "x", "y")  # Of a graph that is written to a folder.
 
@@ -75,14 +75,10 @@ def _check(
     check_integer("num_classes", num_classes, 1)
     check_integer("num_features", num_features, 0)
     check_integer("community_size", community_size, 1)
-    for name, value, fits, expected in (
-        ("avg_degree", avg_degree, 0 <= avg_degree < math.inf, "a number of at least 0"),
-        ("mixing", mixing, 0 <= mixing <= 1, "a fraction in [0, 1]"),
-        ("exponent", exponent, 2 < exponent < math.inf, "a number above 2"),
-        ("noise", noise, 0 <= noise < math.inf, "a number of at least 0"),
-    ):
-        if not fits:
-            raise ValueError(f"'{name}' is {value!r}, expected {expected}")
+    for name, value in (("avg_degree", avg_degree), ("noise", noise)):
+        check_number(name, value, lambda size: 0 <= size < math.inf, "a number of at least 0")
+    check_number("mixing", mixing, lambda share: 0 <= share <= 1, "a fraction in [0, 1]")
+    check_number("exponent", exponent, lambda power: 2 < power < math.inf, "a number above 2")
 
 
 def planted_partition(

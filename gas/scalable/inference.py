@@ -158,8 +158,7 @@ def fill_layers(
     norms behind the last history are gathered, too.
     """
     progress = report_progress("Layer-wise inference, layers", num_layers + 1, log)
-    with preserve_modes(model), norms.install(), progress as ticker:
-        model.eval()
+    with preserve_modes(model, False), norms.install(), progress as ticker:
         for layer in range(num_layers):
             norms.gather(partial(sweep, layer))
             ticker.done += 1

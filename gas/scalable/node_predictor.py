@@ -75,7 +75,7 @@ class NodePredictor:
                     f"'node_id' of the graph has {twice!r} several times, expected an id for each "
                     "node: pass rows instead, nodes="
                 )
-        rows = self._ids[1].rows(wanted) if wanted.size else np.empty(0, np.int64)
+        rows = self._ids[1].rows(wanted)
         if (rows < 0).any():
             missing = wanted[rows < 0].tolist()
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -109,8 +109,7 @@ class NodePredictor:
         """Compute the outputs of some nodes, given their rows before clustering."""
         rows, place = self.row_of[nodes].unique(return_inverse=True)
         batch = self.loader.cut_nodes(rows)
-        with preserve_modes(model), share_cores(self.loader.leave_cores):
-            model.eval()
+        with preserve_modes(model, False), share_cores(self.loader.leave_cores):
             out = model._join_outputs(model(batch, push=False))
         _warn_if_stale(model, self.loader.data, batch.n_id[batch.batch_size :])
         return out.cpu()[place]
@@ -161,7 +160,9 @@ def has_state(model: BatchModel, graph: Data, noted: NotedState | None) -> bool:
     """Return whether model and graph are as :func:`note_state` has noted; not for ``None``."""
     if noted is None or noted[0] != state_fingerprint(model):
         return False
-    return _is_unchanged(graph, noted[1])
+    seen, now = noted[1], _tensor_versions(graph)
+    both = ((now[key], seen[key]) for key in now.keys() & seen.keys())
+    return all(new[0]() is old[0]() and new[1] == old[1] for new, old in both)
 
 
 def state_fingerprint(model: BatchModel) -> Any:
@@ -210,13 +211,6 @@ def _tensor_versions(graph: Data) -> _TensorVersions:
         for key, value in tensors.items()
         if key not in ("y", PERM, PARTS) and not key.endswith("_mask")
     }
-
-
-def _is_unchanged(graph: Data, seen: _TensorVersions) -> bool:
-    """Return whether a graph has the same tensors as before, unchanged."""
-    now = _tensor_versions(graph)
-    both = ((now[key], seen[key]) for key in now.keys() & seen.keys())
-    return all(new[0]() is old[0]() and new[1] == old[1] for new, old in both)
 
 
 def _warn_if_stale(model: BatchModel, graph: Data, halo: Tensor) -> None:

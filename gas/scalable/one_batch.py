@@ -56,16 +56,6 @@ class OneBatch(nn.Module):
         forget_masks(self._masks)
         return self
 
-    @contextlib.contextmanager
-    def _apply_mode(self) -> Iterator[None]:
-        """Put the model into this module's mode in this context."""
-        if self._mode is None:
-            yield
-            return
-        with preserve_modes(self.model):
-            self.model.train(self._mode)
-            yield
-
     def forward(self, x: Tensor, edge_index: Any, **kwargs: Any) -> Tensor:
         """Return the outputs of the in-batch nodes, of shape ``[batch_size, out_channels]``.
 
@@ -83,7 +73,10 @@ class OneBatch(nn.Module):
                 "'x' is sparse and requires a gradient, which PyTorch doesn't hand on to masks of "
                 "it: pass dense rows, those that 'batch.x' has after model.at(batch)"
             )
-        with self._apply_mode(), prepare_layers(self.model, edge_index, self._masks):
+        own_mode: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._mode is not None:
+            own_mode = preserve_modes(self.model, self._mode)
+        with own_mode, prepare_layers(self.model, edge_index, self._masks):
             _, _, given = self.model.inputs_of(self.batch.data)
             out = self.model(x, edge_index, *self.batch[1:], push=False, **{**given, **kwargs})
             return show_embeddings(self.model, self.batch, out)
@@ -159,34 +152,24 @@ def _check_attention(model: torch.nn.Module, edges: Any) -> None:
     Raises:
         ValueError: Naming the layer and the cure.
     """
-    looked_at = {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, MessagePassing) and _hooks_of(ATTENTION, layer._message_forward_hooks)
-    }
-    for name, layer in looked_at.items():
-        reason = _reason_attention_unseen(name, layer, edges)
-        if reason:
-            raise ValueError(reason)
-
-
-def _reason_attention_unseen(name: str, layer: Any, edges: Any) -> str:
-    """Return the reason why the attention of edges can't be observed; "" if it can."""
-    if not isinstance(edges, Tensor) or edges.layout != torch.strided:
-        return (
-            f"'edge_index' is a {type(edges).__name__}, of which '{name}' "
-            f"({type(layer).__name__}) makes no messages that AttentionExplainer could see: load "
-            "the batch with layout='edge_index'"
-        )
-    num_loops = int((edges[0] == edges[1]).sum())
-    if num_loops and getattr(layer, "add_self_loops", False):
-        return (
-            f"'edge_index' has self-loops ({num_loops}), and '{name}' ({type(layer).__name__}) "
-            "replaces them, as add_self_loops=True: AttentionExplainer would give edges the "
-            "attention of others; remove them before the graph is cut, "
-            "torch_geometric.transforms.RemoveSelfLoops()"
-        )
-    return ""
+    for name, layer in model.named_modules():
+        is_layer = isinstance(layer, MessagePassing)
+        if not is_layer or not _hooks_of(ATTENTION, layer._message_forward_hooks):
+            continue
+        if not isinstance(edges, Tensor) or edges.layout != torch.strided:
+            raise ValueError(
+                f"'edge_index' is a {type(edges).__name__}, of which '{name}' "
+                f"({type(layer).__name__}) makes no messages that AttentionExplainer could see: "
+                "load the batch with layout='edge_index'"
+            )
+        num_loops = int((edges[0] == edges[1]).sum())
+        if num_loops and getattr(layer, "add_self_loops", False):
+            raise ValueError(
+                f"'edge_index' has self-loops ({num_loops}), and '{name}' ({type(layer).__name__}) "
+                "replaces them, as add_self_loops=True: AttentionExplainer would give edges the "
+                "attention of others; remove them before the graph is cut, "
+                "torch_geometric.transforms.RemoveSelfLoops()"
+            )
 
 
 def show_embeddings(model: Any, batch: Any, out: Tensor) -> Tensor:

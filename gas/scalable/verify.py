@@ -167,8 +167,7 @@ def verify(
         check_integer("num_nodes", num_nodes, 1, most, f"between 1 and the graph's {most} nodes")
     if tolerance is None:
         tolerance = tolerance_of(model.histories)
-    with preserve_modes(model), contextlib.ExitStack() as stack:
-        model.eval()
+    with preserve_modes(model, False), contextlib.ExitStack() as stack:
         stale = stack.enter_context(contextlib.closing(model.for_graph(model.num_nodes)))
         max_size = 0 if num_nodes == loader.num_nodes else _max_graph_size(stale, loader)
         size = loader.num_nodes + int(loader.edges_per_part().sum())

@@ -9,6 +9,7 @@ import pytest
 
 import gas
 from gas.cli import html, main
+from gas.cli.report import plot_curves
 from gas.native import human
 from gas.training import Run
 
@@ -219,6 +220,23 @@ def test_further_metrics_and_the_rate_are_drawn(tmp_path):
     assert page.texts["th"][:3] == ["", "run 1", "run 2"]
     assert text.count('aria-label="Further metric: f1"') == 1
     assert "Learning rate" not in text
+
+
+def test_figures_of_the_caller_stay_as_they_are(tmp_path):
+    import matplotlib
+    from matplotlib import pyplot
+
+    before = matplotlib.get_backend()
+    pyplot.switch_backend("svg")
+    try:
+        mine, run = pyplot.figure(), Run([1.0], [0.1], [0.1], [0.1], [1.0], [0.1], 100)
+        gas.report(run, out=tmp_path / "report.html")
+        plot_curves(tmp_path / "curve.png", [run], "title")
+        assert matplotlib.get_backend() == "svg"
+        assert pyplot.get_fignums() == [mine.number]
+    finally:
+        pyplot.close("all")
+        pyplot.switch_backend(before)
 
 
 def test_two_runs_side_by_side(folders, tmp_path):

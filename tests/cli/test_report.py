@@ -51,17 +51,16 @@ def test_diverged_runs():
 @pytest.mark.parametrize("epochs", [[2, 2], [2, 1], [2]])
 def test_plot_curves(tmp_path, monkeypatch, epochs):
     """Curves are means of runs, of which a shorter one goes on as it ended, within their range."""
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
-    closed, some = [], runs()[: len(epochs)]
-    monkeypatch.setattr(pyplot, "close", closed.append)
+    drawn, some, save = [], runs()[: len(epochs)], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda *a, **kw: (drawn.append(a[0]), save(*a, **kw)))
     for run, length in zip(some, epochs, strict=True):
         for name in ("loss", "train_acc", "val_acc", "test_acc", "age"):
             setattr(run, name, getattr(run, name)[:length])
     report.plot_curves(tmp_path / "curve.png", some, "title")
-    monkeypatch.undo()
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-    loss, score, age = closed[0].axes
+    loss, score, age = drawn[0].axes
     for axis, names, scale in (
         (loss, ["loss"], 1),
         (score, ["train_acc", "val_acc", "test_acc"], 100),
@@ -77,7 +76,6 @@ def test_plot_curves(tmp_path, monkeypatch, epochs):
     assert loss.get_legend() is None
     assert age.get_ylim()[0] == 0 < age.get_ylim()[1]
     assert loss.get_ylim()[0] > 0
-    pyplot.close(closed[0])
 
 
 @pytest.mark.requires("tensorboard")

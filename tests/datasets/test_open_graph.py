@@ -194,6 +194,13 @@ def test_labels_whose_type_shows_late(tmp_path, early, late, y, classes):
     assert data.get("classes") == classes
 
 
+def test_labels_that_read_as_the_same_number_are_one_class(tmp_path):
+    nodes = "id,label\n0,1\n1,1.0\n2,a\n3,NA\n"
+    data = opened(folder(tmp_path, nodes__csv=nodes, edges__csv="source,target\n0,1\n"))
+    assert data.y.tolist() == [0, 0, 1, -1]
+    assert data.classes == ["1", "a"]
+
+
 def test_labels_of_unsigned_type(tmp_path):
     folder(tmp_path, x__npy=np.ones((2, 1)), y__npy=np.array([1, 0], dtype=np.uint8))
     assert opened(folder(tmp_path, edges__csv="0,1\n1,0\n")).y.tolist() == [1, 0]

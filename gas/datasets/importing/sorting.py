@@ -128,10 +128,7 @@ class EdgeSorter:
 
     def _read_blocks(self, file: Path) -> Iterator[np.ndarray]:
         with file.open("rb") as stream:
-            while True:
-                block = np.fromfile(stream, self._kind, self._step)
-                if not len(block):
-                    return
+            while len(block := np.fromfile(stream, self._kind, self._step)):
                 yield block
 
     def _sort_in_memory(self, edges: np.ndarray) -> np.ndarray:

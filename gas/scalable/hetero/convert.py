@@ -166,8 +166,7 @@ def _initialise(net: Module, small: HeteroData, inputs: Mapping[str, str]) -> No
     """Initialise lazy parameters, by running the module in evaluation mode."""
     if any(torch.nn.parameter.is_lazy(p) for p in net.parameters()):
         device = next((p.device for p in net.parameters()), torch.device("cpu"))
-        with torch.no_grad(), preserve_modes(net):
-            net.eval()
+        with torch.no_grad(), preserve_modes(net, False):
             net(**collect_inputs(add_ids(small).to(device), inputs))
 
 

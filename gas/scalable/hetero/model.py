@@ -330,9 +330,7 @@ class HeteroModel(PlannedModel):
                 "compared: leave it out"
             )
         loader = self._loader(graph, batch_size)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(preserve_modes(self))
-            self.eval()
+        with preserve_modes(self, False), contextlib.ExitStack() as stack:
             exact, stale = (stack.enter_context(contextlib.closing(self._clone())) for _ in "es")
             expected = _concatenate(exact.full_batch(loader.hetero_data, fill=True))
             swept = _concatenate(stale.run_sweeps(loader))
