@@ -80,6 +80,15 @@ class Asking(Net):
         return self.conv2(x.view(data.num_nodes, 8), data.edge_index, weight)
 
 
+class OfItems(Net):
+    """The graph as a dictionary of its attributes."""
+
+    def forward(self, data):
+        given = data.to_dict()
+        edges = given["edge_index"], given.get("edge_weight")
+        return self.conv2(self.conv1(given["x"], *edges).relu(), *edges)
+
+
 class OfMatrix(nn.Module):
     def __init__(self):
         super().__init__()
@@ -90,7 +99,7 @@ class OfMatrix(nn.Module):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("kind", [OfGraph, Written, Asking])
+@pytest.mark.parametrize("kind", [OfGraph, Written, Asking, OfItems])
 def test_forward_takes_the_graph(kind, weighted):
     data = random_graph()
     data.name, data.y = "mine", torch.arange(data.num_nodes)

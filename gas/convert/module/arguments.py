@@ -215,6 +215,10 @@ class GraphArgument(Data):
         self.read.add(key)
         return self._store.get(key, default)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return all attributes by their names."""
+        return {key: self[key] for key in self.keys()}  # A graph iterates pairs.
+
     @property
     def batch(self) -> Any:
         """Return which of many graphs a node is in: ``None``, as there is one."""
