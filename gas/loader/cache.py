@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from gas.graph import Adjacency, Versions, copy_graph, get_mapped_rows, version
+from gas.graph import Adjacency, Shard, Versions, copy_graph, get_mapped_rows, version
 from gas.history import Encoded
 from gas.loader.batch import SubData, num_bytes, tensors_in_memory
 from gas.loader.lazy import get_lazy
@@ -115,13 +115,12 @@ class FeatureSums:
 
     Args:
         relabel: The graph's edges by rows, with their weights.
-        num_own: The number of nodes that batches are of, the first; the others, replicas of a
-            shard, have no edges into them. (default: all)
+        shard: The shard that the graph is, whose own nodes have sums. The ranks may share the
+            memory of one machine. (default: a whole graph)
     """
 
-    def __init__(self, relabel: Relabeler, num_own: int | None = None) -> None:
-        self._relabel = relabel
-        self._num_own = relabel.num_nodes if num_own is None else num_own
+    def __init__(self, relabel: Relabeler, shard: Shard | None = None) -> None:
+        self._relabel, self._shard = relabel, shard
         self.is_on = True
         self._tables: dict[tuple[bool, str], tuple[Tensor, int, Tensor | None]] = {}
 
@@ -170,10 +169,13 @@ class FeatureSums:
             return self._tables[key][2]
         if not torch.is_grad_enabled():
             return None  # They pay from the second pass on.
-        sums = None
-        if x.nbytes <= free_memory() // MEMORY_DIVISOR and relabel.col.numel() < EDGE_LIMIT:
+        sums, shard = None, self._shard
+        num_own = relabel.num_nodes if shard is None else shard.num_own
+        ranks = 1 if shard is None else shard.num_ranks
+        limit = free_memory() // MEMORY_DIVISOR // ranks
+        if x.nbytes <= limit and relabel.col.numel() < EDGE_LIMIT:
             weight = relabel.weight if weighted else None
-            rowptr = relabel.rowptr[: self._num_own + 1]
+            rowptr = relabel.rowptr[: num_own + 1]
             adj = Adjacency.from_valid_csr(rowptr, relabel.col, weight, relabel.num_nodes)
             with torch.no_grad():
                 if isinstance(x, Encoded):
@@ -187,8 +189,8 @@ class FeatureSums:
         """Return the sums that were computed."""
         return [sums for _, _, sums in self._tables.values() if sums is not None]
 
-    def __reduce__(self) -> tuple[type[FeatureSums], tuple[Relabeler, int]]:
-        return FeatureSums, (self._relabel, self._num_own)  # Other processes compute their own.
+    def __reduce__(self) -> tuple[type[FeatureSums], tuple[Relabeler, Shard | None]]:
+        return FeatureSums, (self._relabel, self._shard)  # Other processes compute their own.
 
 
 def _has_sums(x: Tensor) -> bool:

@@ -67,7 +67,7 @@ class BatchCutter:
         self.augmentation: Any = None
         self._layout = find_layout(layout)
         self._relabel = relabel
-        self.feature_sums = FeatureSums(relabel, int(ptr[-1]))
+        self.feature_sums = FeatureSums(relabel, self.shard)
         self._rowptr = relabel.rowptr
         self._weighted = relabel.weight is not None
         self._weight_key = "edge_weight" if self._weighted and data.get("adj_t") is None else None

@@ -88,8 +88,8 @@ class SubgraphLoader(BatchCutter, DataLoader):
             of :mod:`gas.nn` begins, ``A x``, once for the whole graph. Batches then read a row of
             them for each of their nodes, instead of the halo's features and all edges. They take
             as much memory as the features before quantisation, and at most a quarter of what is
-            free. Features that are learnt, changed in place, sparse, or on disk have none.
-            (default: ``True``)
+            free, which several ranks share. Features that are learnt, changed in place, sparse, or
+            on disk have none. (default: ``True``)
         **kwargs: Further arguments of ``torch.utils.data.DataLoader``, such as ``shuffle``, or
             ``sampler``: a :class:`gas.PartSampler`; ``DistributedSampler(range(num_parts))``
             distributes the parts among processes, which a graph with ``shards`` doesn't need.

@@ -343,3 +343,13 @@ def test_shards_have_sums_of_their_own_nodes(dtype: str, weighted: bool) -> None
             own = shard.shard.nodes[batch.n_id[: batch.batch_size]]
             torch.testing.assert_close(spmm(batch.adj_t, batch.features()), expected[own])
         assert [len(each) for each in loader.feature_sums.tensors()] == [shard.shard.num_own]
+
+
+def test_ranks_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = gas.graph.shard_of(gas.cluster(make_data(), 6, shards=2, log=False), 0)
+    for free, number in ((8 * shard.x.nbytes - 1, 0), (8 * shard.x.nbytes, 1)):
+        monkeypatch.setattr(cache, "free_memory", lambda free=free: free)
+        loader = gas.SubgraphLoader(shard, log=False)
+        batch = loader.cut([0])
+        spmm(batch.adj_t, batch.features())
+        assert len(loader.feature_sums.tensors()) == number
