@@ -73,7 +73,7 @@ def history_writer(name: str, history: History, at_once: bool) -> HistoryWriter:
     if at_once and base is not None and base.by_others == by_others:
         later = (written_at > base.pushes).nonzero().view(-1)
         changed = later if later.numel() < SHARE * every else None
-    pieces = None if at_once else [block.clone() for block in _blocks(history, None)]
+    pieces = None if at_once else [block.clone() for block in _read_in_blocks(history, None)]
     about = {
         "num_rows": every,
         "width": history.embedding_dim,
@@ -83,7 +83,7 @@ def history_writer(name: str, history: History, at_once: bool) -> HistoryWriter:
 
     def rows(index: Tensor | None) -> Blocks:
         size = every if index is None else index.numel()
-        blocks = _blocks(history, index) if pieces is None else iter(pieces)
+        blocks = _read_in_blocks(history, index) if pieces is None else iter(pieces)
         return Blocks(history.store.dtype, (size, history.store.columns), blocks)
 
     def write(writer: FolderWriter) -> dict[str, Any]:
@@ -112,8 +112,8 @@ def _make_content(tensors: dict[str, Any], about: dict[str, Any]) -> Callable[[B
     return lambda stream: write_tensors(stream, tensors, metadata)
 
 
-def _blocks(history: History, index: Tensor | None) -> Iterator[Tensor]:
-    """Yield the rows ``index`` as they are stored, or all if it is ``None``, in blocks."""
+def _read_in_blocks(history: History, index: Tensor | None) -> Iterator[Tensor]:
+    """Yield the rows ``index`` of a history, or all if it is ``None``, as they are stored."""
     row_bytes = max(1, history.store.columns * history.store.dtype.itemsize)
     size, step = history.num_embeddings, max(1, BLOCK // row_bytes)
     for first in range(0, size if index is None else index.numel(), step):

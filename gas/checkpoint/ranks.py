@@ -208,9 +208,9 @@ def _plan(source: Source, into: LoadTarget) -> _Plan:
         state = load()
         if moving is not None:
             moving.restore(cast(ScalableGNN, into.model))
-        end = getattr(getattr(unwrap_loader(into.loader), "order", None), "end", None)
-        if end is not None:
-            end()
+        order = getattr(unwrap_loader(into.loader), "order", None)
+        if order is not None:
+            order.forget()
         return state
 
     if not into.histories and into.loader is None:
@@ -235,32 +235,36 @@ def _other_graph_error(source: Source) -> ValueError:
 
 
 def _read(source: Source, rank: int) -> CheckpointReader:
-    """Read the checkpoint of a rank."""
+    """Open the checkpoint of a rank."""
     path = source.path(rank)
     try:
-        found = CheckpointReader(path)
-        saved_by = found.about.get("rank"), found.about.get("world_size")
+        reader = CheckpointReader(path)
+        saved_by = reader.about.get("rank"), reader.about.get("world_size")
         if source.world_size and saved_by != (rank, source.world_size):
-            raise CheckpointError(f"{path} was saved by another rank: it is damaged")
+            raise CheckpointError(
+                f"{path} was saved by rank {saved_by[0]} of {saved_by[1]}, but its folder is that "
+                f"of rank {rank} of {source.world_size}: put it back into its folder"
+            )
     except CheckpointError as error:
         if not source.world_size:
             raise
         raise CheckpointError(
             f"{error}. It is what rank {rank} of {source.world_size} has saved"
-            f"{_advice(source, path)}"
+            f"{_suggest_checkpoint(source, path)}"
         ) from error
-    return found
+    return reader
 
 
-def _advice(source: Source, path: Path) -> str:
-    """Name an earlier checkpoint of all ranks that can be loaded instead."""
-    ranks = [rank_folder(source.root, source.world_size, rank) for rank in range(source.world_size)]
-    names = [{found.name for found in checkpoints(folder)} for folder in ranks]
-    paths = [ranks[0] / name for name in set.intersection(*names)]
-    before = [found for found in paths if checkpoint_number(found) < checkpoint_number(path)]
-    if not before:
+def _suggest_checkpoint(source: Source, path: Path) -> str:
+    """Return the end of an error: the newest earlier checkpoint that all ranks have, if any."""
+    size = source.world_size
+    folders = [rank_folder(source.root, size, rank) for rank in range(size)]
+    names = [{each.name for each in checkpoints(folder)} for folder in folders]
+    paths = [folders[0] / name for name in set.intersection(*names)]
+    earlier = [each for each in paths if checkpoint_number(each) < checkpoint_number(path)]
+    if not earlier:
         return ""
-    return f". All ranks have one before it: load {str(max(before, key=checkpoint_number))!r}"
+    return f". All ranks have one before it: load {str(max(earlier, key=checkpoint_number))!r}"
 
 
 def _restore_exchange(exchange: Exchange, state: Any, model: ScalableGNN) -> None:

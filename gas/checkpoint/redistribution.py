@@ -22,7 +22,7 @@ class Redistribution:
     """Move each saved history row to the rank that owns its node now."""
 
     def __init__(self, sources: Sequence[CheckpointReader], into: LoadTarget) -> None:
-        perms = [self._perm_of(found, len(sources)) for found in sources]
+        perms = [self._read_perm(source, len(sources)) for source in sources]
         if into.graph is None or into.graph.perm is None:
             raise ValueError(
                 "'loader' isn't given, or its graph has no 'perm', which tells what its nodes were "
@@ -64,22 +64,22 @@ class Redistribution:
         self._rows = [row[each] for each in perms]  # The new row of each saved own row.
 
     @staticmethod
-    def _perm_of(found: CheckpointReader, num_ranks: int) -> Tensor:
-        """Return the original nodes of a rank's own rows."""
-        perm = found.about.get("perm")
-        if num_ranks > 1 and found.about.get("cut") is None:
+    def _read_perm(source: CheckpointReader, num_ranks: int) -> Tensor:
+        """Return the id in the original graph of each row that a rank has saved."""
+        perm = source.about.get("perm")
+        if num_ranks > 1 and source.about.get("cut") is None:
             raise ValueError(
-                f"{found.path} is of {num_ranks} ranks that each had the whole graph: load "
-                "it with as many, or pass histories=False, which loads the rest"
+                f"{source.path} was saved by {num_ranks} ranks that each had the whole graph: load "
+                "it with as many ranks, or pass histories=False, which loads the rest"
             )
         if perm is None:
             raise ValueError(
-                f"{found.path} was saved without a loader of a graph of gas.cluster, which "
-                "tells whose its rows are: load it by as many processes as it was saved by, or "
-                "pass histories=False, which loads the rest"
+                f"{source.path} was saved without a loader, which tells to which nodes the rows of "
+                "histories belong: load it with as many ranks as have saved it, or pass "
+                "histories=False, which loads the rest"
             )
         if not isinstance(perm, Tensor) or perm.dtype != torch.int64 or perm.dim() != 1:
-            raise CheckpointError(f"{found.path} has nodes without numbers: it is damaged")
+            raise CheckpointError(f"'perm' of {source.path} isn't a list of nodes: it is damaged")
         return perm
 
     @staticmethod

@@ -225,7 +225,7 @@ def load(
     try:
         found = CheckpointReader(source.path(0))
     except CheckpointError as error:
-        raise CheckpointError(f"{error}{_advice(folder)}") from error
+        raise CheckpointError(f"{error}{_suggest_checkpoint(folder)}") from error
     return found.prepare(into)()
 
 
@@ -240,7 +240,8 @@ def peek(folder: str | Path, *names: str) -> dict[str, Any]:
     try:
         state = read_manifest(source.path(0)).get("state")
     except CheckpointError as error:
-        raise CheckpointError(f"{error}{'' if source.world_size else _advice(folder)}") from error
+        cure = "" if source.world_size else _suggest_checkpoint(folder)
+        raise CheckpointError(f"{error}{cure}") from error
     state = state if isinstance(state, dict) else {}
     try:
         return {name: from_json(state[name], {}) for name in names if name in state}
@@ -249,7 +250,7 @@ def peek(folder: str | Path, *names: str) -> dict[str, Any]:
         return {name: state[name] for name in names if name in state}
 
 
-def _advice(folder: Path) -> str:
+def _suggest_checkpoint(folder: Path) -> str:
     """Name an earlier checkpoint of a folder that can be loaded instead."""
     for path in reversed(checkpoints(folder)[:-1]):
         try:

@@ -80,9 +80,9 @@ class PartitionData(LightningDataModule):
         return self.loader
 
     def val_dataloader(self) -> SubgraphLoader:
-        """Return the mini-batches of all nodes, in order."""
+        """Return a loader of all nodes in order; outside of training, fill the histories first."""
         if self.trainer is not None and self.trainer.state.fn != "fit":
-            self._fill_histories(norms=False)  # Those that are tested are the checkpoint's.
+            self._fill_histories(norms=False)  # Norms keep the statistics of the checkpoint.
         if isinstance(self.loader, _HeteroTrainingLoader):
             return SubgraphLoader(self.loader.hetero_data, **self._in_order)
         return make_inference_loader(self.loader)

@@ -52,9 +52,9 @@ from gas.convert.rewriting.products import merge_projections, replace_sums
 from gas.convert.rewriting.rewrite import (
     erase_unused,
     flip_edge_ends,
-    follow_changes,
     is_table_lookup,
     read_masks,
+    redirect_in_place_changes,
     replace_full_lookups,
     skip_copies,
     spread_selected_rows,
@@ -71,7 +71,7 @@ from gas.convert.tracing.outputs import (
 from gas.convert.tracing.trace import is_layer, trace
 from gas.convert.tracing.traced import Traced, describe_constants, row_dims
 from gas.convert.values.edge_layers import DROP, InexactLayerError, LayerTypes
-from gas.convert.values.failures import changes_error
+from gas.convert.values.failures import attribute_change_error
 from gas.convert.values.known import is_close
 from gas.convert.values.traced_matrix import add_products
 from gas.nn import explain_failures, fuse
@@ -197,7 +197,7 @@ def _check_noise(
     ``replaced`` the values of a parameter is refused, too.
     """
     if replaced:
-        raise changes_error(replaced)
+        raise attribute_change_error(replaced)
     for number, values in zip((None, *NUMBERS), returned[:number_of_runs], strict=False):
         with swap_parameters(noisy):
             found = outputs.values(traced.run(number))
@@ -235,7 +235,7 @@ def _trace(
         layer = net.get_submodule("" if ":" in name else name.rpartition(".")[0])
         if isinstance(layer, MessagePassing) and type(layer) not in traced_types:
             raise InexactLayerError(f"'{name}' is computed in the first call alone", layer)
-    graph = trace(net, inputs, graphs, follow_changes, traced_types, caches, computed)
+    graph = trace(net, inputs, graphs, redirect_in_place_changes, traced_types, caches, computed)
     traced = Traced(net, graph, inputs, graphs)
     take_edge_dropout(traced)
     read_masks(graph)

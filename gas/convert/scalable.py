@@ -17,7 +17,7 @@ from torch_geometric.nn import MessagePassing
 
 from gas.convert.conversion import ConversionChoices, convert_module
 from gas.convert.model import Converted
-from gas.convert.module.arguments import make_graph, node_table_error
+from gas.convert.module.arguments import make_sample_graph, node_table_error
 from gas.convert.module.caches import find_filled
 from gas.convert.module.inputs import Inputs, find_inputs
 from gas.convert.module.lists_and_tables import wrap_lists
@@ -123,7 +123,7 @@ def to_scalable(
     if num_nodes is not None:
         check_integer("num_nodes", num_nodes, 1)
     check_names(kwargs, _OPTIONS, "gas.to_scalable")
-    data = make_graph(net, data, num_nodes)
+    data = make_sample_graph(net, data, num_nodes)
     check_exact("", net)
     net, data = wrap_lists(net, data)
     with _LOCK:

@@ -113,7 +113,7 @@ def read_nodes(file: Path, role: str, columns: Mapping[str, str]) -> NodeFile:
         codes, distinct = table.values(found["id"])
         ids = _check_unique(distinct[codes], file, codes < 0)
     if "label" in found:
-        attributes["y"], classes = _labels(table, found["label"])
+        attributes["y"], classes = _read_labels(table, found["label"])
     if "node_type" in found:
         values = table.values(found["node_type"])
         attributes["node_type"], types = number_types(*values, file)
@@ -224,18 +224,21 @@ def set_attribute(data: Data, key: str, value: Tensor, file: str) -> None:
     data[key] = value
 
 
-def _labels(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
-    """Return classes, real numbers or several labels of nodes, and the names of classes, if any."""
+def _read_labels(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
+    """Read the labels of nodes, and the names of classes, if they are classes.
+
+    A column whose later rows don't fit the type of its first ones is read as a wider type.
+    """
     while True:
         try:
-            return _labels_of_type(table, name)
+            return _read_labels_of_type(table, name)
         except ValueError as error:
             if "conversion error" not in str(error) or not table.widen(name):
                 raise
 
 
-def _labels_of_type(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
-    """Return labels as :func:`_labels` does, of the type that the first rows have."""
+def _read_labels_of_type(table: Table, name: str) -> tuple[Tensor, list[str | int] | None]:
+    """Return labels as :func:`_read_labels` does, of the type that the first rows have."""
     if table.is_numeric(name):
         if table.is_integer(name):
             codes, known = table.integers(name)

@@ -8,6 +8,7 @@ import gzip
 import importlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ TEXT = (".csv", ".tsv", ".txt")
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open}
 COMMENTS = ("#", "%")  # First characters of comment lines at the beginning.
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+")  # A number, if the delimiter isn't a comma.
+DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
+SAMPLED = 100  # Lines after the first, in which decimal commas are looked for.
 DELIMITERS = "\t;, "  # In the order of preference.
 
 
@@ -81,18 +84,21 @@ class Table:
             first, self._comments = file.readline(), 0
             while first.startswith(COMMENTS) or first.isspace():
                 first, self._comments = file.readline(), self._comments + 1
-            first, second = first.strip("\r\n"), file.readline().strip("\r\n")
+            first, *lines = (each.strip("\r\n") for each in (first, *islice(file, SAMPLED)))
         self._delimiter = next((mark for mark in DELIMITERS if mark in first.strip()), ",")
-        cells, below = (
+        cells, *rows = (
             [cell.strip().strip('"') for cell in line.split(self._delimiter)]
-            for line in (first, second)
+            for line in (first, *lines)
         )
-        self._decimal = "," if any(map(DECIMAL_COMMA.fullmatch, [*cells, *below])) else "."
+        values = [*cells, *chain.from_iterable(rows)]
+        has_points = any(map(DECIMAL_POINT.fullmatch, values))
+        has_commas = any(map(DECIMAL_COMMA.fullmatch, values))
+        self._decimal = "," if has_commas and not has_points else "."
         if any(map(is_name, cells)):
             return
         if any(map(_is_value, cells)):
             self.has_names = False
-        elif first.strip() and not any(map(_is_value, below)):
+        elif first.strip() and not (rows and any(map(_is_value, rows[0]))):
             raise ValueError(
                 f"{self.path.name} begins with {first[:60]!r}, which may be names of columns or "
                 "values: begin it with names that gas.open_graph knows, such as source,target in a "

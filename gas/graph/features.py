@@ -230,7 +230,7 @@ def with_sparse_features(data: Data, wanted: bool | str, supports_sparse: bool, 
         return data
     if wanted == "auto" and hasattr(x, MAPPED):
         return data
-    if not _is_ordinary(x):
+    if not _is_plain_matrix(x):
         if wanted is True:
             found = f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
             raise ValueError(
@@ -254,8 +254,8 @@ def with_sparse_features(data: Data, wanted: bool | str, supports_sparse: bool, 
     return out
 
 
-def _is_ordinary(x: Any) -> bool:
-    """Return whether features are a dense matrix in memory without a gradient."""
+def _is_plain_matrix(x: Any) -> bool:
+    """Return whether features are a plain tensor of two dimensions, without gradient."""
     return (
         type(x) is Tensor
         and x.dim() == 2

@@ -119,13 +119,13 @@ def find_parts(
     edge_weight: Tensor | None = None,
     balance: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Partition edges as :func:`metis` does; ``edges.weight`` is ignored."""
+    """Partition the nodes of a graph; see :func:`metis`. ``edges.weight`` is ignored."""
     method, log = options.method, options.log
     if method not in METHODS:
         raise ValueError(f"'method' is {method!r}, expected one of {', '.join(map(repr, METHODS))}")
     if edge_weight is not None and method == "random":
         raise ValueError(
-            "'edge_weight' is given, which method='random' doesn't look at: leave it out, or take "
+            "'edge_weight' is given, which method='random' ignores: leave it out, or choose "
             "another 'method'"
         )
     weight = None if edge_weight is None else to_integer_weights(edge_weight, edges.src.numel())
@@ -145,8 +145,8 @@ def find_parts(
         name = _hash(edges, num_parts, options.recursive, method, options.seed)
         return folder / "partitions" / f"{name}.npy"
 
-    for known in ("metis", "kaminpar") if method == "auto" else (method,):
-        file = file_of(known)
+    for candidate in ("metis", "kaminpar") if method == "auto" else (method,):
+        file = file_of(candidate)
         part = _load(file, edges.num_nodes, num_parts)
         if part is not None:
             if log:
@@ -156,8 +156,8 @@ def find_parts(
         part = _compute(edges, num_parts, options, file_of)
 
     if classes is not None:  # The cache contains the partition before balancing.
-        before, every = part, torch.zeros(edges.num_nodes, 1, dtype=torch.long)
-        part = balance_parts(before, num_parts, torch.cat([every, classes], dim=1), edges)
+        before, all_nodes = part, torch.zeros(edges.num_nodes, 1, dtype=torch.long)
+        part = balance_parts(before, num_parts, torch.cat([all_nodes, classes], dim=1), edges)
         if log:
             moved = int((part != before).sum())
             print(f"Moved {moved:,} nodes to balance the parts", file=sys.stderr)

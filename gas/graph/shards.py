@@ -172,12 +172,12 @@ def shard_of(data: Data, rank: int) -> Data:
 
 
 def _bounds(data: Data) -> Tensor:
-    """Return the first row of every shard of a whole graph."""
+    """Return the first row of every shard of a whole graph, and its end, ``[num_shards + 1]``."""
     bounds, parts = data.get(SHARDS), data.get(PARTS)
     if bounds is None or parts is None or PERM not in data:
         raise ValueError(
-            "'data' has no 'shards': cut it for as many processes as there are, "
-            "data = gas.cluster(data, num_parts, shards=2)"
+            "'data' has no 'shards': partition it for the processes, with 'shards' as their "
+            "number, data = gas.cluster(data, num_parts, shards=2)"
         )
     bounds, parts = bounds.cpu(), parts.cpu()
     among = bool(torch.isin(bounds, parts).all()) and bool((bounds.diff() >= 0).all())

@@ -240,7 +240,7 @@ def run_inference(
 
     Args:
         model: The model.
-        loader: Its mini-batches.
+        loader: Mini-batches of all nodes.
         gather: On one of several ranks, return the outputs of all nodes, not of its own alone.
         log: Report progress on standard error.
     """

@@ -363,6 +363,18 @@ def test_decimal_commas(tmp_path):
     assert data.y.tolist() == [0.25, 3]
 
 
+@pytest.mark.parametrize("numbers", [["1", "2", "0,25"], ["0.5", "2", "0,25"]])
+def test_decimal_commas_of_later_rows(tmp_path, numbers):
+    """Beside a number with a point, a comma makes a text, such as a name of a class."""
+    rows = "".join(f"{node};{number}\n" for node, number in enumerate(numbers))
+    edges = "source;target\n0;1\n1;2\n"
+    data = opened(folder(tmp_path, nodes__csv="id;label\n" + rows, edges__csv=edges))
+    if "0.5" in numbers:
+        assert data.classes == sorted(numbers)
+    else:
+        assert data.y.tolist() == [1, 2, 0.25]
+
+
 def test_blanks_in_names_of_columns_and_hidden_files(tmp_path):
     (tmp_path / "._edges.csv").write_bytes(b"\0\1")
     data = opened(folder(tmp_path, edges__csv="Source, Target\n0,1\n1,0\n"))

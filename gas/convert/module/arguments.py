@@ -146,8 +146,8 @@ def _refuse_repeated_entries(adj_t: Any) -> None:
         )
 
 
-def make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
-    """Return the graph with sparse features in rows, or one of ``num_nodes`` nodes."""
+def make_sample_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
+    """Return the graph to trace a module with: ``data``, or ``num_nodes`` nodes without edges."""
     if data is not None and num_nodes is None:
         _refuse_repeated_entries(data.get("adj_t"))
         return _with_list(net, with_csr_features(data))
@@ -156,11 +156,11 @@ def make_graph(net: Module, data: Data | None, num_nodes: int | None) -> Data:
     width = getattr(net, "in_channels", None)
     if not isinstance(width, int) or width < 1:
         raise ValueError(
-            f"{type(net).__name__} doesn't say how wide 'x' is (in_channels is {width!r}): give "
+            f"{type(net).__name__}.in_channels is {width!r}, expected the width of 'x': pass "
             "'data' instead of 'num_nodes'"
         )
-    none = torch.empty(2, 0, dtype=torch.int64)
-    return Data(x=torch.empty(1, width).expand(num_nodes, width), edge_index=none)
+    edge_index = torch.empty(2, 0, dtype=torch.int64)
+    return Data(x=torch.empty(1, width).expand(num_nodes, width), edge_index=edge_index)
 
 
 def _with_list(net: Module, data: Data) -> Data:

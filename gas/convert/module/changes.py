@@ -20,7 +20,7 @@ from torch_geometric.typing import SparseTensor
 
 from gas.convert.module.preparation import NODE_ID
 from gas.convert.module.state import CONSTANT
-from gas.convert.values.failures import changes_error
+from gas.convert.values.failures import attribute_change_error
 from gas.convert.values.known import assign
 
 VIEWS = (
@@ -93,23 +93,24 @@ class RefuseChanges(TorchDispatchMode):
         written = [given.get(each.name) for each in func._schema.arguments if each.is_write]
         for leaf in tree_leaves(written):
             name = self._names.get(_address(leaf)) if isinstance(leaf, Tensor) else None
-            if name and not self._is_in_layer(self._weights[name]):
-                raise changes_error(name)
+            if name and not self._is_read_by_layer(self._weights[name]):
+                raise attribute_change_error(name)
         return func(*args, **(kwargs or {}))
 
-    def _is_in_layer(self, weight: Tensor) -> bool:
-        """Return whether a parameter belongs to a layer that is being called and isn't traced."""
+    def _is_read_by_layer(self, weight: Tensor) -> bool:
+        """Return whether a layer that is being called, and isn't traced, has read its parameter."""
         for frame, _ in traceback.walk_stack(None):
-            given = list(frame.f_locals.values())
-            layer = given[0] if frame.f_code.co_argcount and given else None  # "self", of a method.
-            before = frame.f_back  # A layer is called as one: other methods of it are followed.
-            is_called = before is not None and before.f_code is Module._call_impl.__code__
+            variables = list(frame.f_locals.values())
+            takes_self = frame.f_code.co_argcount and variables
+            layer = variables[0] if takes_self else None
+            caller = frame.f_back  # Only forward isn't traced; other methods of a layer are.
+            is_called = caller is not None and caller.f_code is Module._call_impl.__code__
             if not is_called or not isinstance(layer, Module) or layer is self._net:
                 continue
             is_traced = isinstance(layer, self._traced_types)
             is_layer = isinstance(layer, MessagePassing) and not is_traced
             has = any(weight is each for each in layer.parameters())
-            if has and (is_layer or not any(map(_is_graph, given))):
+            if has and (is_layer or not any(map(_is_graph, variables))):
                 return True
         return False
 
@@ -132,12 +133,13 @@ def _address(x: Tensor) -> int:
 
 
 def is_in_place(node: Node) -> bool:
-    """Return whether a function changes its first argument, by its name or an option."""
-    if node.op == "call_function" and node.args and node.kwargs.get("inplace") is True:
-        return True
+    """Return whether a call changes its first argument: its name ends in ``_``, or ``inplace``."""
+    if node.op not in ("call_function", "call_method") or not node.args:
+        return False
     name = str(getattr(node.target, "__name__", node.target))
-    is_function = node.op in ("call_function", "call_method") and bool(node.args)
-    return is_function and name.endswith("_") and not name.endswith("__")
+    is_operator = getattr(node.target, "__module__", "") == "_operator"  # Such as and_.
+    is_named = name.endswith("_") and not name.endswith("__") and not is_operator
+    return is_named or (node.op == "call_function" and node.kwargs.get("inplace") is True)
 
 
 def views_of(node: Node) -> list[Node]:
@@ -174,4 +176,4 @@ def check_change(node: Node) -> None:
         return
     name = str(views[-1].target)
     if not name.startswith(CONSTANT) or node.target is assign or any(map(_is_data, views)):
-        raise changes_error(name)
+        raise attribute_change_error(name)

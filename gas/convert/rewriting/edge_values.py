@@ -68,7 +68,7 @@ class EdgeValues:
                 node.target is gcn_norm
                 or not self._is_like_edges(node)
                 or self._is_other_list(node)
-                or self._weighs_edges(node)
+                or self._is_edge_weight(node)
                 or (not self.moved.isdisjoint(inputs) and not self._is_selected(node))
             ):
                 self.moved.add(node)
@@ -137,8 +137,12 @@ class EdgeValues:
         ]  # fmt: skip
         return list(zip(*per_graph, strict=True))
 
-    def _weighs_edges(self, node: Node) -> bool:
-        """Return whether numbers that follow from the edges are given to a layer with edges."""
+    def _is_edge_weight(self, node: Node) -> bool:
+        """Return whether a node of the trace is a weight of edges that forward computes.
+
+        Such are numbers computed from the edges that a layer takes with the edges, and a number for
+        each node, such as of its edges, by which rows are scaled.
+        """
         value = self.records[0][node]
         if not isinstance(value, Tensor) or not value.is_floating_point():
             return False

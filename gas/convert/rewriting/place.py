@@ -51,7 +51,7 @@ class Placement:
         self._traced, graph = traced, traced.graph
         self.whole = {node for node in graph.nodes if node.op == "placeholder"}
         self.pulled: list[Node] = []
-        self._exact = self._find_feature_nodes()
+        self._exact = self._find_nodes_of_own_rows()
         for call in calls:
             for node in call.rows():
                 self._require(node)
@@ -111,8 +111,8 @@ class Placement:
         """Return the inputs of a value that have a row for each node."""
         return [each for each in node.all_input_nodes if self._traced.kinds[each] == ROWS]
 
-    def _find_feature_nodes(self) -> set[Node]:
-        """Find the nodes that depend on a row's own features only, not on neighbours."""
+    def _find_nodes_of_own_rows(self) -> set[Node]:
+        """Find the nodes of the trace whose rows depend on the same row of the features alone."""
         out: set[Node] = set()
         for node in self._traced.graph.nodes:
             is_rows = self._traced.kinds.get(node) == ROWS and not is_layer(self._traced.net, node)

@@ -28,10 +28,10 @@ RELUS = (torch.relu, torch.relu_, torch.nn.functional.relu, "relu", "relu_")
 COPIES = ("to", "long", "contiguous", "clone", "cpu", "cuda", "detach")
 
 
-def follow_changes(net: Module, graph: Graph) -> None:
-    """Let functions after an in-place change read the result of the change.
+def redirect_in_place_changes(net: Module, graph: Graph) -> None:
+    """Let the nodes of a trace that read a tensor after an in-place change read its result.
 
-    Such as ``count.scatter_add_(0, index, one)``, of a tensor that was made before.
+    Such a change is ``count.scatter_add_(0, index, one)``, of a tensor that ``forward`` has made.
 
     Raises:
         ValueError: If a view of a tensor is changed by dropout, or the tensor is read afterwards.
@@ -39,19 +39,19 @@ def follow_changes(net: Module, graph: Graph) -> None:
     order = {node: position for position, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         changed: Any = node.args[0] if node.args else None
-        drops, is_item = _drops_in_place(net, node), node.target is assign
-        if (is_item or is_in_place(node)) and not drops:
+        drops, assigns = _drops_in_place(net, node), node.target is assign
+        if (assigns or is_in_place(node)) and not drops:
             _check_view(order, node)
         if drops and changed.target in VIEWS:
             raise ValueError(
-                f"'{node.name}' drops a view of a tensor in place, which can't be followed: "
-                "leave out 'inplace'"
+                f"'{node.name}' applies dropout to a view of a tensor in place, which can't be "
+                "followed: leave out 'inplace'"
             )
         is_unread = is_in_place(node) and not node.users and isinstance(changed, Node)
         is_made = is_unread and changed.op in ("call_function", "call_method", "call_module")
         if is_made:
             _replace_in_place(node, changed)
-        if drops or is_item or is_made:
+        if drops or assigns or is_made:
             changed.replace_all_uses_with(node, functools.partial(_comes_after, order, node))
 
 
@@ -188,11 +188,11 @@ def is_table_lookup(node: Node) -> bool:
 
 
 def replace_full_lookups(graph: Graph, values: Mapping[Node, Any]) -> None:
-    """Replace lookups of all rows of a table, by ``arange``, by lookups of the nodes' rows."""
+    """Replace ``embedding(arange(num_nodes))`` in a trace by ``embedding(n_id)``."""
     for node in filter(is_table_lookup, graph.nodes):
         ids, rows = node.args
-        every = torch.arange(len(values[rows]), device=values[rows].device)
-        if torch.equal(values[ids], every):
+        all_ids = torch.arange(len(values[rows]), device=values[rows].device)
+        if torch.equal(values[ids], all_ids):
             node.args = rows.args[-1], rows.args[0]  # Of the layer's own gradient.
 
 

@@ -247,14 +247,18 @@ def weights(scope: LayerScope) -> Tensor | None:
 
 @make_leaf
 def gcn_weights(scope: LayerScope) -> Tensor | None:
-    """Return GCN's edge weights for a converted layer; raise if the graph isn't normalised."""
+    """Return the normalised weights of a mini-batch for a converted GCN layer.
+
+    Raises:
+        ValueError: If its graph isn't normalised.
+    """
     if not scope.is_checked:
         try:
             check_weights(*scope.given)
         except ValueError as error:
             raise ValueError(
-                "the edges have no weights, and this model's layers take those of the normalised "
-                "graph: cut it by gas.cluster(data, num_parts, model=model), or give "
+                "the edges have no weights, but this model's layers take those of the normalised "
+                "graph: partition it by gas.cluster(data, num_parts, model=model), or pass "
                 "model.prepare(data)"
             ) from error
         scope.is_checked = True

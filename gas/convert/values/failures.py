@@ -60,14 +60,13 @@ def find_line() -> str:
     return lines[0] if lines else ""
 
 
-def changes_error(name: str) -> ValueError:
-    """Return the error of a module that changes a parameter or attribute in the line it is at."""
+def attribute_change_error(name: str) -> ValueError:
+    """Return the error of a ``forward`` that changes a parameter or attribute of the module."""
     line = find_line()
-    what = f"{line!r} changes '{name}' of the module in forward"
+    where = f"{line!r} in forward" if line else "forward"
     return ValueError(
-        f"{what if line else f'forward changes {name!r} of the module'}, and mini-batches come one "
-        "after another: change it in the training loop, after optimizer.step(), or compute with a "
-        "changed copy, .clone()"
+        f"{where} changes '{name}' of the module, which every mini-batch would do again: change it "
+        "in the training loop, after optimizer.step(), or compute with a changed copy, .clone()"
     )
 
 

@@ -14,7 +14,7 @@ from torch.fx.proxy import Attribute
 from torch.nn import Module
 from torch.utils._pytree import tree_leaves
 
-from gas.convert.values.failures import changes_error, find_line
+from gas.convert.values.failures import attribute_change_error, find_line
 from gas.convert.values.modes import EDGE_CALLS, LINE
 from gas.convert.values.traced_matrix import TracedMatrix
 from gas.scalable import preserve_modes
@@ -76,7 +76,9 @@ class KnownProxy(Proxy):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "data":
-            raise changes_error(str(self.node.target if self.node.op == "get_attr" else self.node))
+            raise attribute_change_error(
+                str(self.node.target if self.node.op == "get_attr" else self.node)
+            )
         super().__setattr__(name, value)
 
     def __index__(self) -> int:

@@ -133,8 +133,10 @@ def _make_normalisation(function: Any) -> Callable[..., Any]:
     return normalise
 
 
-def _make_init(init: Callable[..., None]) -> Callable[..., None]:
-    def make(
+def _wrap_sparse_tensor_init(init: Callable[..., None]) -> Callable[..., None]:
+    """Make ``SparseTensor(row=..., col=...)`` of traced indices a :class:`TracedMatrix`."""
+
+    def traced_init(
         self: Any, row: Any = None, rowptr: Any = None, col: Any = None, value: Any = None,
         sparse_sizes: Any = None, *args: Any, **kwargs: Any,
     ) -> None:  # fmt: skip
@@ -143,7 +145,7 @@ def _make_init(init: Callable[..., None]) -> Callable[..., None]:
         self.__class__ = TracedMatrix
         return self.__init__(row, col, value, sparse_sizes)
 
-    return make
+    return traced_init
 
 
 def _make_coo(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,7 +199,7 @@ def trace_matrices() -> Iterator[None]:
                 getattr(sys.modules[f"torch_sparse.{module}"], name) for module, name in _FUNCTIONS
             ]
             stack.enter_context(replace_functions({each: _make_method(each) for each in functions}))
-            init = _make_init(SparseTensor.__init__)
+            init = _wrap_sparse_tensor_init(SparseTensor.__init__)
             stack.enter_context(mock.patch.object(SparseTensor, "__init__", init))
             module = sys.modules["torch_sparse.matmul"]  # The package has a function of that name.
             for reduce in PRODUCTS.values():

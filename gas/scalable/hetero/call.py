@@ -204,7 +204,7 @@ class MiniBatchCall(FullBatchCall):
         if position is None:
             return x
         if position not in self._joined:
-            self._joined[position] = x, self._exchange(position, kind, x)
+            self._joined[position] = x, self._push_and_pull(position, kind, x)
         before, joined = self._joined[position]
         if before is not x:
             raise RuntimeError(
@@ -222,8 +222,8 @@ class MiniBatchCall(FullBatchCall):
                 f"when it was converted ({', '.join(names)}): it depends on what is in the graph"
             )
 
-    def _exchange(self, position: int, kind: str, x: Tensor) -> Tensor:
-        """Return the rows of a layer's input: in-batch rows, and the halo's of the history."""
+    def _push_and_pull(self, position: int, kind: str, x: Tensor) -> Tensor:
+        """Push the in-batch rows of a layer's input of a type, and pull the halo's."""
         history, store = self.model.histories[position], self._batch[kind]
         own = first_rows(x, store.batch_size)
         whole, p = self._dropouts.find_input(x)
