@@ -109,7 +109,7 @@ def write_results(
 def _write_best(
     folder: Path, state: dict[str, Tensor], texts: dict[str, str], columns: dict[str, Any]
 ) -> list[Path]:
-    """Write the best model and its predictions, as far as the packages are installed."""
+    """Write the best model and its predictions, without files whose package isn't installed."""
     absent = find_missing_packages()
     if MODEL not in absent:
         from safetensors.torch import save_file

@@ -304,7 +304,7 @@ class Table:
         return pa.types.is_integer(self.types[name])
 
     def is_numeric(self, name: str) -> bool:
-        """Return whether a column holds numbers, truth values, lists of numbers, or nothing."""
+        """Return whether a column contains numbers, booleans, lists of these, or only nulls."""
         import pyarrow as pa
 
         kind = self.types[name]

@@ -127,7 +127,7 @@ def _check_node_rows(kind: str, store: Any, size: int) -> None:
 
 
 def _check_edge_rows(kind: EdgeType, store: Any, size: int) -> None:
-    """Refuse attributes of a type without a row per edge."""
+    """Refuse attributes of an edge type that haven't a row for each of its edges."""
     for key in ("edge_attr", "edge_weight"):
         value = store.get(key)
         if isinstance(value, Tensor) and value.dim() > 0 and value.size(0) != size:

@@ -53,7 +53,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _gradients(ctx: Any, backward: Callable[..., Any], grad: Tensor) -> tuple[Any, ...]:
-    """Return the gradients towards the inputs of attention, by the operator that computes them."""
+    """Return the gradients of the inputs of attention, which ``backward`` computes."""
     saved, size = ctx.saved_tensors, len(Matrix._fields)
     tensors, seed, state = saved[size : size + 3], saved[size + 3], saved[size + 4 :]
     how = ctx.slope, ctx.p, seed

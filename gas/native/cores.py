@@ -33,7 +33,7 @@ def process_rank() -> tuple[int, int]:
 
 
 def busy_seconds() -> float | None:
-    """Return the seconds for which this process's cores have been busy since the system started.
+    """Return the processor seconds that this process's cores have worked since the system started.
 
     The work of every process counts. ``None`` on systems other than Linux.
     """

@@ -61,9 +61,9 @@ def norm_relu_dropout(
 
     Args:
         x: A float32 or float64 matrix, of shape ``[rows, width]``.
-        mean: A number for each column, of the type of ``x``.
-        scale: The same.
-        shift: The same.
+        mean: The mean of each column, of shape ``[width]`` and the type of ``x``.
+        scale: The factor of each column, like ``mean``.
+        shift: What is added to each column, like ``mean``.
         p: The probability of dropping an element, in ``[0, 1)``.
         seed: The seed of the generator, in ``[0, 2^63)``.
     """

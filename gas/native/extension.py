@@ -45,7 +45,7 @@ def warn_of_second(before: set[str], after: set[str]) -> None:
 
 
 def _load() -> ModuleType | None:
-    """Import ``gas._C``, or say once why the twins are used instead."""
+    """Import ``gas._C``; without it, warn once that its twins in Python are used."""
     runtimes = openmp_runtimes()
     try:
         module = importlib.import_module("gas._C")

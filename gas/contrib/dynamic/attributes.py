@@ -97,8 +97,8 @@ def extend_ids(known: Any, ids: Any, count: int) -> Any:
     """Append the ids of new nodes to those of the graph."""
     if ids is None:
         raise ValueError(
-            f"'nodes' lacks {IDS!r}, by which the graph names its nodes: pass an id for each of "
-            f"the {count}, or take {IDS!r} out of the graph"
+            f"'nodes' has no {IDS!r}, by which the graph names its nodes: pass an id for each of "
+            f"the {count}, or remove {IDS!r} from the graph"
         )
     before, new = np.asarray(known), np.asarray(ids)
     if not new.size:

@@ -225,7 +225,8 @@ class Preparation(BaseTransform):
 def is_weighted(adj_t: Any, edge_weight: Tensor | None) -> bool:
     """Return whether the edges of a mini-batch have weights other than ones.
 
-    A ``torch.sparse`` tensor on a GPU counts as without: comparing would make the host wait.
+    On a GPU, values aren't compared with one, for which the host would have to wait: those of a
+    ``torch.sparse`` tensor count as ones, others as weights.
     """
     value = edge_weight if adj_t is None else layout_of(adj_t, "adj_t").value(adj_t)
     if value is None or value.is_cuda:

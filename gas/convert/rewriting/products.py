@@ -121,7 +121,7 @@ def _make_product(net: Module, target: str, rows: Collection[str]) -> MaskedEdge
 
 
 def merge_projections(traced: Traced) -> bool:
-    """Merge linear layers into the products that sum up their rows, ``adj_t @ lin(x)``.
+    """Merge each linear layer with the sum over neighbours that follows it, ``adj_t @ lin(x)``.
 
     The histories are then those of ``x``, as for the layers of PyG, and the linear layer is
     computed for own rows alone where that is cheaper.

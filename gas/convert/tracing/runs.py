@@ -208,12 +208,17 @@ class Runs:
         self.constants: dict[str, Tensor] = {}  # The tensors that it has made, by their names.
 
     def run(self, training: bool, outcomes: Sequence[bool] = (), rest: bool = False) -> Graph:
-        """Trace the module.
+        """Trace the module; trace it again if random numbers were drawn, maybe by another thread.
 
         Args:
-            training: Whether in training.
-            outcomes: Of the first random branches. (default: none)
-            rest: The outcome of others. (default: ``False``)
+            training: Trace it in training mode.
+            outcomes: The outcomes of the first random branches, such as ``if random() < p``.
+                (default: none)
+            rest: The outcome of other random branches. (default: ``False``)
+
+        Raises:
+            ValueError: If it draws random numbers in every trace.
+            InexactLayerError: If one of its layers drops edges.
         """
         net = self._net
         net.train(training)

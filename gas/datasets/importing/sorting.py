@@ -79,7 +79,14 @@ class EdgeSorter:
     def _sort_by(
         self, file: Path, key: str, counts: np.ndarray, keep: bool = False
     ) -> Iterator[np.ndarray]:
-        """Yield blocks of sorted edges of a file, whose ids of ``key`` have these counts."""
+        """Sort the edges of a file, which may not fit into memory, and yield them in blocks.
+
+        Args:
+            file: The file.
+            key: The end by which edges are split among smaller files, ``"dst"`` or ``"src"``.
+            counts: The number of edges of each id of ``key``.
+            keep: Keep the file. (default: ``False``)
+        """
         total = int(counts.sum())
         if total <= self.capacity:
             yield self._sort_in_memory(np.fromfile(file, self._kind))
