@@ -67,13 +67,13 @@ class ClampsAnother(nn.Module):
 
 @pytest.mark.parametrize("function", [clamp_a_view, scale_by_a_name, clamp_several, clamp_data])
 def test_changes_of_parameters_that_keep_their_values_are_refused(function):
-    with pytest.raises(ValueError, match=r"' changes 'lin.weight' of the module .* the training"):
+    with pytest.raises(ValueError, match=r"in forward changes 'lin.weight' of .* the training"):
         gas.to_scalable(net_of(function, hop=pyg.SimpleConv()), random_graph())
 
 
 def test_changes_inside_of_a_part_with_edges_are_refused():
     net = net_of(lambda net, x, e: net.b(net.part(net.a(x, e), e), e), part=ClampsAnother())
-    with pytest.raises(ValueError, match=r"' changes 'part.lin.weight' of the module"):
+    with pytest.raises(ValueError, match=r"' in forward changes 'part.lin.weight' of the module"):
         gas.to_scalable(net, random_graph())
 
 
@@ -343,7 +343,7 @@ def test_changes_by_a_method_of_a_part_are_refused():
             return self.lin(h)
 
     net = net_of(lambda net, x, e: net.b(net.part.clamp(net.a(x, e)), e), part=Part())
-    with pytest.raises(ValueError, match=r"' changes 'part.lin.weight' of the module"):
+    with pytest.raises(ValueError, match=r"' in forward changes 'part.lin.weight' of the module"):
         gas.to_scalable(net, random_graph())
 
 

@@ -603,7 +603,7 @@ def test_dropout_in_place_drops(kind):
 
 
 def test_dropout_in_place_of_a_view_is_refused():
-    with pytest.raises(ValueError, match="drops a view of a tensor in place"):
+    with pytest.raises(ValueError, match="applies dropout to a view of a tensor in place"):
         gas.to_scalable(DroppingInPlace("view"), random_graph())
 
 

@@ -237,7 +237,7 @@ def clamp(net):
 
 
 REFUSED = {
-    "changes 'embedding.weight' of the module in forward": clamp,
+    "in forward changes 'embedding.weight' of the module": clamp,
     "'mean' .* isn't exact on mini-batches": lambda net: (
         net.embedding.weight.mean(0) + net.embedding.weight
     ),

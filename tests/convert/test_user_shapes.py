@@ -511,7 +511,7 @@ def average(net, x, edge_index):
 @pytest.mark.parametrize(
     ("run", "text", "cured"),
     [
-        (clamp, "'weight' of the module in forward.*compute with a changed copy",
+        (clamp, "in forward changes 'weight' of the module.*compute with a changed copy",
          lambda net, x, e: net.conv(x, e) * net.weight.clone().clamp_(0, 0.5)),
         (average, "register it as a buffer, and change it in place in the training loop",
          lambda net, x, e: net.conv(x, e) * net.weight),

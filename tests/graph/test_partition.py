@@ -344,7 +344,7 @@ def test_empty_parts_are_filled():
         ({"edge_weight": torch.zeros(90)}, "'edge_weight' is 0 for every edge"),
         ({"edge_weight": [1] * 90}, "'edge_weight' is a list, expected a tensor"),
         ({"edge_weight": torch.ones(90) > 0}, "'edge_weight' is torch.bool, expected a tensor"),
-        ({"edge_weight": torch.ones(90), "method": "random"}, "method='random' doesn't look at"),
+        ({"edge_weight": torch.ones(90), "method": "random"}, "method='random' ignores"),
         ({"num_nodes": 19}, "holds the node id 19, but 'num_nodes' is 19.*set num_nodes=20"),
         ({"edge_index": torch.tensor([[0], [-3]])}, "holds the node id -3"),
         ({"edge_index": torch.rand(2, 5)}, "has dtype torch.float32, expected integers"),
