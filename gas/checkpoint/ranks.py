@@ -241,9 +241,10 @@ def _read(source: Source, rank: int) -> CheckpointReader:
         reader = CheckpointReader(path)
         saved_by = reader.about.get("rank"), reader.about.get("world_size")
         if source.world_size and saved_by != (rank, source.world_size):
+            by = "one process" if None in saved_by else "rank {} of {}".format(*saved_by)
             raise CheckpointError(
-                f"{path} was saved by rank {saved_by[0]} of {saved_by[1]}, but its folder is that "
-                f"of rank {rank} of {source.world_size}: put it back into its folder"
+                f"{path} was saved by {by}, but its folder is that of rank {rank} of "
+                f"{source.world_size}: put it back into its folder"
             )
     except CheckpointError as error:
         if not source.world_size:

@@ -165,6 +165,7 @@ CASES = {
     "load, of two ranks, one is missing": lambda t: missing(t, 1),
     "load, of two ranks, one is missing, with one before": lambda t: missing(t, 1, 2),
     "load, of two ranks, one in the place of another": lambda t: loaded(t, rank=0),
+    "load, of two ranks, one process in the place of one": lambda t: loaded(t, rank=None),
     "load, of two ranks, by one": loaded,
     "load, of two ranks, without a loader": lambda t: [saved(t), load(t.path / "run", sage())],
     "load, of two ranks, a graph without perm": lambda t: loaded(t, graph=without_perm()),
